@@ -22,7 +22,7 @@ import pathlib
 import re
 import sys
 
-LAYERS = ["base", "layout", "codec", "memory", "plan", "transport", "exec", "checkpoint", "store", "command", "peer", "bus", "etp"]
+LAYERS = ["base", "layout", "codec", "memory", "device", "plan", "transport", "exec", "checkpoint", "store", "command", "peer", "collective", "bus", "etp"]
 # Rooms of bus/, lowest first. embedded.{h,cc} are at its root and below the daemon, which opens one.
 ROOMS = ["registration", "session", "prepare", "batch", "sender", "receiver", "embedded", "lending", "daemon", ""]
 PUBLIC = {
@@ -34,6 +34,7 @@ PUBLIC = {
     "checkpoint.h": "checkpoint",
     "store.h": "store",
     "bus.h": "bus",
+    "etp.h": "etp",
 }
 # Layers whose folders are implementations of one interface, except folders that every layer may use.
 SEAMS = {"transport", "memory", "store"}

@@ -22,7 +22,7 @@ using device::ConflictSide;
 using device::RankLog;
 
 constexpr char kEtpCheckExamples[] = R"(Examples:
-  tessera etp check run7/*.etplog             # the logs of all ranks of one run, which TESSERA_ETP_CHECK=1 writes
+  tessera etp check run7/*.etplog             # what all ranks wrote with TESSERA_ETP_LOG=run7/{rank}.etplog
   tessera etp check --json --most 10 run7/*.etplog
 
 Exit status: 0 every two accesses to the same bytes are ordered, 1 some are not, 2 the logs cannot be read or do not fit

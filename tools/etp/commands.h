@@ -6,6 +6,8 @@
 
 namespace tessera::tools {
 
+void add_etp_check_command(CLI::App& etp, Run& run);
 void add_etp_plan_command(CLI::App& etp, Run& run);
+void add_etp_trace_command(CLI::App& etp, Run& run);
 
 }  // namespace tessera::tools

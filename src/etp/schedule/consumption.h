@@ -10,12 +10,10 @@
 #include <vector>
 
 #include "etp/schedule/chains.h"
+#include "tessera/etp.h"
 #include "tessera/quantize.h"
 
 namespace tessera::etp {
-
-enum class Phase : uint8_t { kForward, kBackward, kRecompute };
-std::string_view to_string(Phase phase);  // "forward", "backward", "recompute"
 
 // The micro-batch position of a pass without gradients.
 inline constexpr uint32_t kEvaluation = 0xFFFF'FFFF;

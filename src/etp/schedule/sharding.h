@@ -10,18 +10,9 @@
 #include <string>
 
 #include "etp/schedule/weight_format.h"
+#include "tessera/etp.h"
 
 namespace tessera::etp {
-
-// Rows [begin, end) of a weight.
-struct RowRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-
-  int64_t size() const { return end - begin; }
-  bool empty() const { return begin == end; }
-  friend bool operator==(const RowRange&, const RowRange&) = default;
-};
 
 struct Sharding {
   int64_t rows = 0;       // F, of the weight

@@ -1,0 +1,404 @@
+// Extended Tensor Parallelism: each weight [F, K] lives as 1/N of its rows on each rank of a group. It is gathered just
+// before a use, prefetched along the order of uses, and freed after it; its gradient is reduced to the owners of its
+// rows while the backward goes on. docs/design/etp.md has the formulas, and says which bits are promised.
+//
+//   ShardGroup group = ShardGroup::over_store(*store, "run-7/etp", rank, size, {});
+//   Runtime runtime(group, {});
+//   WeightId w = runtime.add({.name = "wte.weight", .rows = 50257, .columns = 768});
+//   load(runtime.shard(w), runtime.rows(w));         // this rank's rows, before start() or inside update()
+//   runtime.start();                                 // collective: memory is exchanged, the first versions published
+//
+//   {
+//     FullWeight full = runtime.acquire(w, Phase::kForward);            // [F, K]
+//     gemm(x, full.data());
+//   }                                                                   // its buffer returns to the cache
+//   GradientBuffer gradient = runtime.gradient_buffer(w);               // [F, K], shared memory
+//   wgrad(gradient.data());
+//   runtime.produce(std::move(gradient));                               // the owners fold it; nothing waits here
+//   runtime.drain();                                                    // collective: every produced gradient is
+//   folded runtime.update(weights, [&] { step(optimiser); });                  // collective: retire, write, publish
+//
+// Collective calls are made by all ranks of the group in the same order, with the same weights: start(), update(),
+// publish(), drain(), abandon(), classify(), and acquire() where it publishes (PublishAt::kFirstUse). Other calls are
+// not: ranks may use weights in different orders, skip some, or stop early, without deadlock.
+//
+// Thread-safety: a Runtime is used from any thread; calls exclude each other. FullWeight and GradientBuffer may be
+// destroyed on any thread at any time, also after an update and after the Runtime.
+// Blocking: calls that wait for other ranks do so for at most the group's timeout, and end with the exception that
+// RuntimeOptions::while_waiting throws. Errors are tessera::Error: kDeadlineExceeded and kPeerLost name the rank and
+// what was waited for, kMismatch names what ranks disagree about, kInvalidArgument names the weight, its state and the
+// call.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/dtype.h"
+#include "tessera/error.h"
+#include "tessera/quantize.h"
+
+namespace tessera {
+class Store;
+}
+namespace tessera::collective {
+class Group;
+}
+namespace tessera::device {
+class Device;
+class Stream;
+}  // namespace tessera::device
+
+namespace tessera::etp {
+
+class Consumptions;
+class GatherMemory;
+class GradientPool;
+class Gradients;
+class RuntimeImpl;
+
+using WeightId = uint32_t;
+inline constexpr std::chrono::nanoseconds kGroupTimeout = std::chrono::seconds(60);
+
+// The ranks that share weights: processes of one host, or threads of one process. A handle; copies name the same group.
+class ShardGroup {
+ public:
+  struct Options {
+    std::string name = "etp";  // in messages and logs
+    std::chrono::nanoseconds timeout = kGroupTimeout;
+    uint32_t slots = uint32_t{1} << 16;  // weights at most
+  };
+  // Every rank calls it with its own blob and gets those of all ranks, in rank order.
+  using Exchange = std::function<std::vector<std::string>(std::string blob)>;
+
+  // Each blocks until all ranks have joined. Ranks on two hosts, or ranks that disagree about size or name, are errors.
+  static ShardGroup over_store(Store& store, const std::string& key, int rank, int size, const Options& options);
+  static ShardGroup over(const Exchange& exchange, int rank, int size, const Options& options);
+  // A group of one rank.
+  static ShardGroup single(const Options& options);
+  // For tests, and threads of one process: the ranks of one group. Does not block.
+  static std::vector<ShardGroup> in_process(int size, const Options& options);
+  explicit ShardGroup(std::shared_ptr<collective::Group> group);  // of the layer below; its device must outlive it
+
+  int rank() const;
+  int size() const;
+  // Tells the other ranks that this one leaves; what they wait for from it then fails with kPeerLost, "left".
+  void close();
+  const std::shared_ptr<collective::Group>& impl() const { return group_; }
+  std::shared_ptr<const void> keeper() const;  // of its device
+
+ private:
+  std::shared_ptr<device::Device> device_;  // null: the group's maker owns it
+  std::shared_ptr<collective::Group> group_;
+};
+
+// Why a weight is gathered. kRecompute: a forward inside a backward (activation checkpointing).
+enum class Phase : uint8_t { kForward, kBackward, kRecompute };
+std::string_view to_string(Phase phase);  // "forward", "backward", "recompute"
+
+struct RowRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+  bool empty() const { return begin == end; }
+  friend bool operator==(const RowRange&, const RowRange&) = default;
+};
+
+struct WeightSpec {
+  std::string name = {};  // dotted; decides its chain (docs/design/etp.md)
+  int64_t rows = 0;       // F and K, logical
+  int64_t columns = 0;
+  DType dtype = DType::kF32;  // of the shard: f32, bf16, f16
+  // What travels: "f32", "bf16", "f16", or a quantised format: "fp8_e4m3", "fp8_block_128x128", "mxfp8", "nvfp4", ...
+  // Empty: `dtype`, read by peers where the shard lies.
+  std::string format = {};
+  std::optional<DType> compute =
+      std::nullopt;  // of gathered weights; default: the plain dtype that travels, else `dtype`
+  std::optional<DType> gradient = std::nullopt;     // of produced gradients; default: that of gathered weights
+  std::optional<DType> accumulated = std::nullopt;  // of this rank's gradient rows: f32 (default) or bf16
+  int pad_for_alignment =
+      16;  // rows of a shard are a multiple of it, or of the format's if that is larger; 0: no padding
+  bool frozen = false;
+  // The shard is its quantised planes. They are written at each publication, from the rows of set_master().
+  bool native = false;
+};
+
+enum class PrefetchMode : uint8_t { kOn, kOff, kAuto /* off where this rank has fewer than two CPUs */ };
+enum class PublishAt : uint8_t { kUpdate, kFirstUse };
+enum class GradientScale : uint8_t { kMean /* 1/N */, kSum /* 1 */ };
+
+struct RuntimeOptions {
+  GradientScale scale = GradientScale::kMean;
+  PrefetchMode prefetch = PrefetchMode::kAuto;
+  int distance = 1;                                 // consumptions ahead
+  int expert_distance = 2;                          // the same for lists of experts
+  std::optional<int64_t> cap_bytes = std::nullopt;  // of gathered weights; a prefetch that does not fit is not issued
+  // Gathers of fewer bytes that wait for nobody are not handed to a stream: to wake its thread takes longer.
+  int64_t inline_bytes = int64_t{32} << 10;
+  // When an updated weight with a format is quantised: at the end of the update, all in one list; or at its first use
+  // in a micro-batch that says Use::first_micro_batch. Weights that are read in place are published by the update.
+  PublishAt publish = PublishAt::kUpdate;
+  Nonfinite nonfinite = Nonfinite::kError;  // of rows that are quantised
+  // Compares digests of published rows between publication and the next update, and poisons released buffers. Unset:
+  // TESSERA_ETP_CHECK=1.
+  std::optional<bool> check = std::nullopt;
+  // The file that this rank's schedule is recorded in, until close(), for `tessera etp check` and `tessera etp trace`.
+  // "{rank}" and "{group}" in it are replaced; it must have the first where the group has several ranks. A file that is
+  // there is replaced. Empty: none. Unset: TESSERA_ETP_LOG, or none.
+  std::optional<std::string> schedule_log = std::nullopt;
+  // Paced streams, for measurements of overlap: a gather or fold takes at least as long as at this rate.
+  std::optional<double> gather_bytes_per_second = std::nullopt;
+  std::optional<double> reduce_bytes_per_second = std::nullopt;
+  std::function<void()> while_waiting = {};  // called while a call waits; what it throws ends the call
+  std::set<std::string> graph_scope = {};    // "attn", "moe", "moe_router", "mamba"
+  bool moe_shared_expert_overlap = false;
+  // Where weights are used. Default: the calling thread. REQUIRES: a stream of the group's device.
+  std::shared_ptr<device::Stream> compute = {};
+};
+
+// How a weight is used, besides its phase.
+struct Use {
+  int micro_batch = 0;
+  // Of a forward: a backward will produce a gradient for it. A round is produced once as many have come as were
+  // announced; what several uses give is summed first, in the order it comes and the gradient's dtype.
+  bool expects_backward = true;
+  bool first_micro_batch = false;
+  const float* noop = nullptr;  // of PublishAt::kFirstUse: while it is not 0, planes stay. The same on all ranks
+  // Of a backward: the version that its forward used. Another one now is an error that names the weight.
+  std::optional<int64_t> version = std::nullopt;
+};
+
+// A gathered weight [F, K], row-major and contiguous, at a multiple of 64 bytes. Its contents do not change while it
+// lives. Move-only.
+class FullWeight {
+ public:
+  FullWeight() = default;
+  FullWeight(FullWeight&& other) noexcept;
+  FullWeight& operator=(FullWeight&& other) noexcept;
+  ~FullWeight();
+
+  explicit operator bool() const { return data_ != nullptr; }
+  const void* data() const { return data_; }
+  DType dtype() const { return dtype_; }
+  int64_t rows() const { return rows_; }
+  int64_t columns() const { return columns_; }
+  int64_t version() const { return version_; }
+  void release() noexcept;  // as the destructor does
+
+ private:
+  friend class Consumptions;
+  std::shared_ptr<GatherMemory> memory_;  // null for memory of the shard itself
+  std::shared_ptr<const void> keeper_;    // that memory
+  const void* data_ = nullptr;
+  uint32_t slot_ = 0;
+  DType dtype_ = DType::kF32;
+  int64_t rows_ = 0;
+  int64_t columns_ = 0;
+  int64_t version_ = 0;
+};
+
+// Room for a gradient [F, K], in shared memory, not initialised. Move-only; one that is dropped returns to its pool.
+class GradientBuffer {
+ public:
+  GradientBuffer() = default;
+  GradientBuffer(GradientBuffer&& other) noexcept;
+  GradientBuffer& operator=(GradientBuffer&& other) noexcept;
+  ~GradientBuffer();
+
+  explicit operator bool() const { return data_ != nullptr; }
+  void* data() const { return data_; }
+  WeightId weight() const { return weight_; }
+  int micro_batch() const { return micro_batch_; }
+  DType dtype() const { return dtype_; }
+  int64_t rows() const { return rows_; }
+  int64_t columns() const { return columns_; }
+
+ private:
+  friend class Gradients;
+  std::shared_ptr<GradientPool> pool_;
+  void* data_ = nullptr;
+  uint32_t entry_ = 0;
+  WeightId weight_ = 0;
+  int micro_batch_ = 0;
+  DType dtype_ = DType::kF32;
+  int64_t rows_ = 0;
+  int64_t columns_ = 0;
+};
+
+// A round whose fold into this rank's rows has ended. Also told of weights of which this rank has no row.
+struct Added {
+  WeightId weight = 0;
+  int64_t round = 0;  // of the weight, since the last drain
+  int ranks = 0;      // that gave a gradient; 0: not known here, as this rank has no row
+  bool operator==(const Added&) const = default;
+};
+
+// What is held now, in bytes, to the byte, and what happened since the runtime was made.
+struct RuntimeReport {
+  struct Weight {
+    std::string name = {};
+    RowRange rows = {};
+    int64_t version = 0;
+    std::string chain = {};
+    std::string format = {};
+    bool frozen = false;
+    int64_t shard_bytes = 0;
+    int64_t publication_bytes = 0;
+    int64_t gradient_bytes = 0;  // accumulated, where it is the runtime's memory
+    int64_t gathered_bytes = 0;  // of buffers that hold it now
+  };
+  struct Key {
+    std::string key = {};  // of buffers that may replace each other
+    int64_t bytes = 0;
+    int64_t peak_bytes = 0;
+  };
+  int rank = 0;
+  int size = 0;
+  std::vector<Weight> weights = {};
+  std::vector<Key> keys = {};
+  int64_t shard_bytes = 0;
+  int64_t publication_bytes = 0;
+  int64_t gradient_bytes = 0;
+  int64_t gathered_bytes = 0;
+  int64_t gathered_peak_bytes = 0;
+  int64_t produced_bytes = 0;  // buffers of [F, K] gradients
+  int64_t produced_peak_bytes = 0;
+  int64_t replicated_bytes = 0;
+
+  int64_t consumptions = 0;
+  int64_t prefetched = 0;  // consumptions that found their weight gathered, or on its way
+  int64_t on_demand = 0;
+  int64_t in_place = 0;      // consumptions of the shard itself, where the group has one rank
+  int64_t mispredicted = 0;  // prefetches that nobody consumed
+  int64_t over_cap = 0;      // prefetches that did not fit cap_bytes
+  int64_t bytes_gathered = 0;
+  int64_t rounds = 0;         // produced here
+  int64_t folds = 0;          // into rows of this rank
+  int64_t left_out = 0;       // gradients that another rank did not give for a round
+  int64_t pool_grown = 0;     // gradient buffers beyond three of a key
+  int64_t room_waits = 0;     // producers that waited for one
+  int64_t publications = 0;   // of weights
+  int64_t max_exchanges = 0;  // for amaxes
+  int64_t drains = 0;
+  int64_t updates = 0;
+  double exposed_seconds = 0;  // acquire() waited
+};
+
+// Bytes that a rank will hold at its peak, before the first step.
+struct RuntimeForecast {
+  int64_t parameters = 0;
+  int64_t publication = 0;
+  int64_t gradients = 0;
+  int64_t gathered = 0;
+  int64_t produced = 0;
+  int64_t replicated = 0;
+  int64_t total() const { return parameters + publication + gradients + gathered + produced + replicated; }
+};
+
+class Runtime {
+ public:
+  // Throws kInvalidArgument for options that do not go together. A group serves one runtime at a time.
+  explicit Runtime(ShardGroup group, RuntimeOptions options = {});
+  // Ends its streams; other ranks that wait for this one then wait for the group's end or timeout.
+  ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  // Weights ---------------------------------------------------------------------------------------------------------
+
+  // All ranks add the same weights in the same order; start() compares. Its shard is there at once, zeroed.
+  WeightId add(const WeightSpec& spec);
+  // These weights are gathered, published and folded as one operation when they are used as a list; the first one
+  // stands for them in the plan. Their specs are alike except for names.
+  void add_experts(std::span<const WeightId> experts);
+  // Not sharded; its gradients are folded at the drain. Returns its number.
+  uint32_t add_replicated(const std::string& name, int64_t elements, DType dtype);
+  // Collective; again after further add(): exchanges the memory of what is new and publishes its first version.
+  void start();
+
+  WeightSpec spec(WeightId weight) const;
+  RowRange rows(WeightId weight) const;
+  int64_t shard_rows(WeightId weight) const;  // with padding, of every rank
+  int64_t version(WeightId weight) const;     // published last; 0 before start()
+  // This rank's rows, [rows(), K] of WeightSpec::dtype. Written only before start() and inside update(). Null where
+  // this rank has none, and for native weights.
+  std::byte* shard(WeightId weight) const;
+  // Keeps that memory after the runtime.
+  std::shared_ptr<void> shard_keeper(WeightId weight) const;
+  // Of a native weight: what its planes are made from at each publication, [rows(), K]. Lives until the next call.
+  void set_master(WeightId weight, const void* rows, DType dtype);
+  // Where folds add: [rows(), K]. Not while a gradient of the weight is in flight. Null: the runtime's memory again.
+  // `empty`: nothing is accumulated there yet; the first fold writes and does not read.
+  void set_gradient(WeightId weight, void* rows, DType dtype, bool empty = false);
+  // Those rows. The runtime's memory is made at the first call or fold, zeroed.
+  void* gradient(WeightId weight);
+  // Zeroes gradients that lie in the runtime's memory.
+  void zero_gradients();
+  // Frozen weights have no gradient. Not while one is in flight.
+  void set_frozen(WeightId weight, bool frozen);
+  // Chains by the new scope. Throws with the first three weights that are planned in another chain.
+  void classify(const std::set<std::string>& graph_scope, bool moe_shared_expert_overlap);
+
+  // A step ----------------------------------------------------------------------------------------------------------
+
+  // Takes what was prefetched or gathers now, then prefetches what the plan predicts.
+  FullWeight acquire(WeightId weight, Phase phase, const Use& use = {});
+  std::vector<FullWeight> acquire(std::span<const WeightId> experts, Phase phase, const Use& use = {});
+
+  // Waits for room only while all ranks follow the same order of gradients; otherwise the pool grows.
+  GradientBuffer gradient_buffer(WeightId weight, int micro_batch = 0);
+  // All of it is written. Never waits.
+  void produce(GradientBuffer gradient);
+  void produce(std::span<GradientBuffer> experts);
+  // Adds the gradients [elements] of a replicated tensor at the next drain to `accumulated`, on every rank that gives
+  // that: acc = f32(accumulated) + f32(g_0) * scale + f32(g_1) * scale + ..., in rank order, rounded once. Both may be
+  // the same memory: it then gets the sum only. Null `gradient`: this rank has none, and wants the sum of the others.
+  // Both live until the drain. Where no rank gives a gradient, `accumulated` is left as it is.
+  void give_replicated(uint32_t replicated, const void* gradient, void* accumulated, DType accumulated_dtype);
+  // Rounds whose fold has ended since they were last asked for. Never waits.
+  std::vector<Added> added();
+  // Collective. Produces what is summed, waits until every gradient of every rank is folded, and folds replicated ones.
+  // Returns what added() would. Throws kCancelled, after the same work, if a rank has called abandon().
+  std::vector<Added> drain();
+  // In place of drain(), by a rank whose backward failed. What it has produced cannot be withdrawn, as the others may
+  // have folded it; what it has only summed is dropped. Every rank's drain() then throws kCancelled and names this
+  // rank: gradients since the last drain are incomplete, to be zeroed, and the step repeated or skipped. Does not throw
+  // for its own abandonment.
+  void abandon();
+
+  // Collective. The first half drains, and waits until no rank reads the weights any longer; then shards may be
+  // written. The second publishes their next version. Where that throws because values are not finite, nothing is
+  // published and the update goes on: shards may be written again, and end_update() be called again, by all ranks.
+  void begin_update(std::span<const WeightId> weights);
+  void end_update();
+  template <typename Write>
+  void update(std::span<const WeightId> weights, Write write) {
+    begin_update(weights);
+    write();
+    end_update();
+  }
+  // Collective. Of PublishAt::kFirstUse: now, in place of the first use.
+  void publish(std::span<const WeightId> weights, const float* noop = nullptr);
+
+  RuntimeReport report() const;
+  RuntimeForecast forecast() const;
+  // Which gathers of a step (counted in updates; -1: the last whole one) were exposed, which dependency each waited
+  // for, and the smallest change that would hide it. Text of one line each.
+  std::string explain(int64_t step = -1) const;
+
+  // Ends the streams, after what they were given. Idempotent; other calls fail from then on. Not collective.
+  void close();
+
+ private:
+  std::shared_ptr<RuntimeImpl> impl_;
+};
+
+}  // namespace tessera::etp

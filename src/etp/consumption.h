@@ -1,0 +1,111 @@
+// Uses of weights: what was prefetched is taken, what was not is gathered now, and what the plan predicts is gathered
+// on the side.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "collective/gather.h"
+#include "etp/context.h"
+#include "etp/exposure.h"
+#include "etp/gather_memory.h"
+#include "etp/schedule/gather_cost.h"
+#include "etp/schedule/plan.h"
+#include "etp/schedule/predictor.h"
+
+namespace tessera::etp {
+
+// Under the runtime's lock.
+class Consumptions {
+ public:
+  Consumptions(RuntimeContext& context, std::shared_ptr<GatherMemory> memory);
+
+  // Something that is used as one: a weight, or a list of experts.
+  void add(Parameter& parameter);
+  void add_experts(std::span<Parameter* const> experts);
+  // Chains have changed: what was learnt is forgotten.
+  void rebuild();
+
+  // Fills `out`, one for each of `weights`: one weight, or all of a list of experts.
+  void acquire(std::span<Parameter* const> weights, Phase phase, const Use& use, std::span<FullWeight> out);
+
+  // The weights change: prefetches are dropped, and gathers that are under way have ended when it returns.
+  void begin_update();
+  // New versions are there: the first uses of a step are prefetched.
+  void end_update();
+
+  // What a step is expected to take before the first has run; of the last one since.
+  PrefetchPlan expected_plan() const;
+  // Whether a plan knows it: it has been used.
+  bool planned(const Parameter& parameter) const;
+  const PredictorCounters& counters() const { return predictor_.counters(); }
+  const ExposureLog& exposures() const { return exposures_; }
+  ExposureLog& exposures() { return exposures_; }
+  const Predictor& predictor() const { return predictor_; }
+
+ private:
+  // A gather of one weight into one buffer, which is enqueued again and again.
+  using Operations = std::vector<std::shared_ptr<const device::Operation>>;
+  struct ReadyGather {
+    std::byte* to = nullptr;
+    Plane plane = Plane::kRow;
+    uint64_t version = 0;  // that its record tells of
+    Operations operations;
+  };
+  static constexpr size_t kReadyGathers = 8;  // of a weight: of its buffers and planes
+
+  struct Unit {
+    std::vector<Parameter*> weights;
+    Chain chain = Chain::kUngraphed;
+    bool used = false;
+    std::vector<ReadyGather> ready{};
+  };
+  struct InFlight {
+    uint64_t id = 0;
+    std::vector<uint32_t> slots;  // empty: it is not gathered ahead
+    device::Event arrives;
+    TimePoint issued;
+  };
+
+  GatherCost cost_of(const Unit& unit);
+  uint32_t unit_of(std::span<Parameter* const> weights) const;
+  Stamp stamp_of(const Parameter& p, Plane plane) const;
+  void take_buffer(const Parameter& p, Plane plane, device::Stream& stream, StateStep step,
+                   std::vector<uint32_t>& slots);
+  collective::GatherPart part_of(const Parameter& p, Plane plane, std::byte* to) const;
+  const Operations& ready_gather(Unit& unit, Plane plane, std::byte* to);
+  // Takes buffers and enqueues the unit's gather.
+  void gather(Unit& unit, Plane plane, device::Stream& stream, StateStep step, std::vector<uint32_t>& slots);
+  void gather_now(Unit& unit, Plane plane, std::vector<uint32_t>& slots);
+  void issue(std::span<const Prefetch> prefetches);
+  void drop(std::span<const uint64_t> prefetches);
+  void take_prefetched(const Unit& unit, uint64_t id, InFlight& gathered, Exposure& exposure);
+  void note_exposure(Exposure& exposure, uint32_t unit, Plane plane);
+  std::vector<uint32_t> idle_list();
+  void keep_list(std::vector<uint32_t> list);
+  InFlight take(uint64_t id);
+  void arrive(const InFlight& gather);
+  // The first owner that has not published the unit's versions; -1: all have.
+  int unpublished_owner(const Unit& unit) const;
+  void await_published(const Unit& unit);
+  void use_in_place(Parameter& p, FullWeight& out);
+  FullWeight full_weight(const Parameter& p, uint32_t slot, const std::byte* data) const;
+  ExposureCause cause_of(const PredictorCounters& before) const;
+
+  RuntimeContext& context_;
+  std::shared_ptr<GatherMemory> memory_;
+  std::vector<Unit> units_;
+  std::vector<uint32_t> unit_of_weight_;
+  std::vector<uint32_t> unit_of_experts_;
+  BufferKeys keys_;
+  Predictor predictor_;
+  std::vector<InFlight> in_flight_;
+  std::vector<std::vector<uint32_t>> idle_lists_;  // of slots; kept so that a steady state allocates nothing
+  std::vector<std::byte*> addresses_;              // of slots
+  int64_t refused_ = 0;
+  ExposureLog exposures_;
+};
+
+}  // namespace tessera::etp

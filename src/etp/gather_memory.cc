@@ -1,0 +1,172 @@
+#include "etp/gather_memory.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/fail.h"
+#include "base/mutation.h"
+#include "layout/text_reader.h"
+
+namespace tessera::etp {
+namespace {
+
+constexpr Duration kLastReaders = std::chrono::seconds(60);
+
+}  // namespace
+
+BufferKey buffer_key(const Parameter& p, Plane used) {
+  const ShardedWeight& weight = p.weight;
+  const bool decodes = weight.format.quantised() || weight.format.dtype() != weight.compute;
+  BufferKey key = gather_key(weight.sharding.padded, weight.columns(), weight.format, used,
+                             decodes ? std::optional(weight.compute) : std::nullopt);
+  key.expert = p.experts == 0 ? -1 : static_cast<int32_t>(p.expert_index);
+  key.chain = weight.chain;
+  return key;
+}
+
+GatherMemory::GatherMemory(std::shared_ptr<const void> keeper, device::Device& device,
+                           std::shared_ptr<device::Stream> compute, bool poison)
+    : keeper_(std::move(keeper)),
+      device_(device),
+      poison_(poison),
+      compute_(std::move(compute)),
+      // The cache calls these under mutex_, which the analysis does not see.
+      cache_({.allocate =
+                  [this](int64_t bytes) NO_THREAD_SAFETY_ANALYSIS {
+                    device::Buffer buffer =
+                        device_.allocate(device::BufferKind::kPrivate, static_cast<size_t>(bytes), "gathered weights");
+                    std::byte* const data = buffer.data();
+                    buffers_.emplace(data, Memory{.buffer = std::move(buffer), .written = bytes});
+                    return data;
+                  },
+              .free =
+                  [this](std::byte* memory, int64_t, const LastReader& last) NO_THREAD_SAFETY_ANALYSIS {
+                    if (last != nullptr) await_reader(*std::static_pointer_cast<device::Event>(last));
+                    buffers_.erase(memory);
+                  }}) {}
+
+GatherMemory::~GatherMemory() = default;
+
+void GatherMemory::await_reader(const device::Event& event) {
+  try {
+    device_.wait_host(event, Deadline::after(kLastReaders));
+  } catch (...) {  // that it failed has been told where it matters: it has ended
+  }
+}
+
+GatherMemory::Taken GatherMemory::take(const Parameter& p, Plane used, const Stamp& stamp, StateStep step) {
+  const MutexLock lock(mutex_);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  std::vector<BufferTicket>& idle = tickets_[{p.weight.id, used}].idle;
+  if (idle.empty()) idle.push_back(cache_.reserve(buffer_key(p, used), p.name()));
+  if (idle_slots_.empty()) {
+    idle_slots_.push_back(static_cast<uint32_t>(slots_.size()));
+    slots_.emplace_back();
+  }
+  LentBuffer lent = cache_.get(idle.back());
+  if (mutated(Mutation::kNeighboursShareBuffer) && !idle_slots_.empty() && slots_.size() > 1)
+    for (const Slot& other : slots_)
+      if (other.state.state() != WeightState::kNone && other.bytes == lent.bytes) lent.memory = other.data;
+  const uint32_t index = idle_slots_.back();
+  idle_slots_.pop_back();
+  Slot& slot = slots_[index];
+  slot = {.ticket = idle.back(), .data = lent.memory, .bytes = lent.bytes, .stamp = stamp, .weight = p.name()};
+  slot.stamp.plane = used;
+  idle.pop_back();
+  slot.state.apply(step, slot.weight, "acquire");
+  const int64_t used_bytes = bytes_of(p.weight.compute, p.weight.spec.rows * p.weight.columns());
+  Taken taken{.slot = index, .data = lent.memory, .last_reader = {}, .padding = {}};
+  int64_t& written = buffers_.at(lent.memory).written;
+  if (written > used_bytes) taken.padding = {lent.memory + used_bytes, static_cast<size_t>(written - used_bytes)};
+  written = used_bytes;
+  if (lent.wait_for != nullptr && !mutated(Mutation::kNoWriteAfterRead))
+    taken.last_reader = *std::static_pointer_cast<device::Event>(lent.wait_for);
+  return taken;
+}
+
+void GatherMemory::arrive(uint32_t index) {
+  const MutexLock lock(mutex_);
+  slots_[index].state.apply(StateStep::kArrive, slots_[index].weight, "acquire");
+}
+
+WeightState GatherMemory::state(uint32_t index) const {
+  const MutexLock lock(mutex_);
+  return slots_[index].state.state();
+}
+
+void GatherMemory::check_stamp(uint32_t index, const Stamp& wanted, std::string_view weight) const {
+  const MutexLock lock(mutex_);
+  const Stamp& held = slots_[index].stamp;
+  if (held == wanted || mutated(Mutation::kStampNotCompared)) return;
+  fail_internal("{}: version {} of the {} plane as {} is wanted, and the buffer holds version {} of weight {}, {}, {}",
+                tessera::quoted(weight), wanted.version, to_string(wanted.plane), to_string(wanted.dtype), held.version,
+                held.weight, to_string(held.plane), to_string(held.dtype));
+}
+
+void GatherMemory::give(uint32_t index, LastReader last) {
+  Slot& slot = slots_[index];
+  cache_.release(slot.ticket, std::move(last));
+  tickets_[{slot.stamp.weight, slot.stamp.plane}].idle.push_back(slot.ticket);
+  idle_slots_.push_back(index);
+}
+
+void GatherMemory::note_read(const char* name, const Slot& slot) {
+  if (!device_.recorder().on() || compute_ == nullptr || !compute_->runs_inline()) return;
+  const device::Access read =
+      device::read_of(slot.data, static_cast<size_t>(buffers_.at(slot.data).written), slot.stamp.version);
+  device_.recorder().host_access(name, slot.weight, {&read, 1});
+}
+
+void GatherMemory::note_use(uint32_t index) {
+  const MutexLock lock(mutex_);
+  note_read("acquire", slots_[index]);
+}
+
+void GatherMemory::release(uint32_t index) noexcept {
+  const MutexLock lock(mutex_);
+  try {
+    give_back(index);
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
+void GatherMemory::give_back(uint32_t index) {
+  Slot& slot = slots_[index];
+  note_read("release", slot);
+  slot.state.apply(StateStep::kRelease, slot.weight, "release");
+  LastReader last;
+  if (compute_ != nullptr && !compute_->runs_inline()) {
+    last = std::make_shared<device::Event>(compute_->record());
+  } else if (poison_) {
+    std::memset(slot.data, 0xff, static_cast<size_t>(slot.bytes));
+    buffers_.at(slot.data).written = slot.bytes;
+  }
+  give(index, std::move(last));
+}
+
+void GatherMemory::drop(uint32_t index, const device::Event& arrives) {
+  const MutexLock lock(mutex_);
+  Slot& slot = slots_[index];
+  slot.state.apply(StateStep::kArrive, slot.weight, "drop");
+  slot.state.apply(StateStep::kRelease, slot.weight, "drop");
+  give(index, std::make_shared<device::Event>(arrives));
+}
+
+int64_t GatherMemory::end_step() {
+  const MutexLock lock(mutex_);
+  return cache_.end_step();
+}
+
+void GatherMemory::close() {
+  const MutexLock lock(mutex_);
+  compute_.reset();
+  cache_.clear();
+}
+
+CacheReport GatherMemory::report() const {
+  const MutexLock lock(mutex_);
+  return cache_.report();
+}
+
+}  // namespace tessera::etp

@@ -1,0 +1,106 @@
+// The buffers of gathered weights, each with a stamp of what it holds.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "device/device.h"
+#include "etp/parameter.h"
+#include "etp/schedule/buffer_key.h"
+#include "etp/schedule/cache.h"
+#include "etp/schedule/states.h"
+
+namespace tessera::etp {
+
+// What a buffer holds, or will once its gather has run.
+struct Stamp {
+  WeightId weight = 0;
+  uint64_t version = 0;
+  Plane plane = Plane::kRow;
+  DType dtype = DType::kF32;
+  bool operator==(const Stamp&) const = default;
+};
+
+// Of the buffers of a weight that is gathered for a use of that plane.
+BufferKey buffer_key(const Parameter& parameter, Plane used);
+
+// Thread-safe: a FullWeight returns its buffer on any thread, also after the runtime.
+class GatherMemory {
+ public:
+  // `keeper` keeps the device. Poisons released buffers if told to.
+  GatherMemory(std::shared_ptr<const void> keeper, device::Device& device, std::shared_ptr<device::Stream> compute,
+               bool poison);
+  ~GatherMemory();
+  GatherMemory(const GatherMemory&) = delete;
+  GatherMemory& operator=(const GatherMemory&) = delete;
+
+  // A buffer for one gather of the weight.
+  struct Taken {
+    uint32_t slot = 0;
+    std::byte* data = nullptr;
+    device::Event last_reader;     // the gather runs after it
+    std::span<std::byte> padding;  // behind the weight's rows: to be zeroed, likewise; empty if it is zero
+  };
+  // Throws what a release() could not. `step`: it will be gathered in the background (kStart) or is at once (kRunNow).
+  Taken take(const Parameter& parameter, Plane used, const Stamp& stamp, StateStep step);
+
+  // Its gather in the background has been waited for.
+  void arrive(uint32_t slot);
+  WeightState state(uint32_t slot) const;
+  // Throws Error(kInternal), which names `weight`, unless the buffer holds what is wanted.
+  void check_stamp(uint32_t slot, const Stamp& wanted, std::string_view weight) const;
+  // For the recorder: what was acquired is read from now on, by the host if that computes inline.
+  void note_use(uint32_t slot);
+  // Of what was acquired. Whoever writes to the buffer next waits for what computes on it now.
+  void release(uint32_t slot) noexcept;
+  // Of a gather that nobody will use.
+  void drop(uint32_t slot, const device::Event& arrives);
+
+  // The end of a step, when nothing is in flight: frees what the whole step has not used. Returns the bytes.
+  int64_t end_step();
+  // Nothing computes any longer.
+  void close();
+  CacheReport report() const;
+
+ private:
+  struct Slot {
+    BufferTicket ticket{};
+    std::byte* data = nullptr;
+    int64_t bytes = 0;
+    Stamp stamp{};
+    std::string_view weight{};
+    StateMachine state{Movement::kGather};
+  };
+  struct KeyTickets {
+    std::vector<BufferTicket> idle;
+  };
+  struct Memory {
+    device::Buffer buffer;
+    int64_t written = 0;  // bytes that may not be zero: all from here on are
+  };
+  void await_reader(const device::Event& event);
+  void give(uint32_t slot, LastReader last) REQUIRES(mutex_);
+  void give_back(uint32_t slot) REQUIRES(mutex_);  // what was acquired
+  void note_read(const char* name, const Slot& slot) REQUIRES(mutex_);
+
+  const std::shared_ptr<const void> keeper_;
+  device::Device& device_;
+  const bool poison_;
+  mutable Mutex mutex_;
+  std::shared_ptr<device::Stream> compute_ GUARDED_BY(mutex_);  // null once closed
+  std::map<std::byte*, Memory> buffers_ GUARDED_BY(mutex_);
+  BufferCache cache_ GUARDED_BY(mutex_);
+  std::vector<Slot> slots_ GUARDED_BY(mutex_);
+  std::vector<uint32_t> idle_slots_ GUARDED_BY(mutex_);
+  std::exception_ptr failure_ GUARDED_BY(mutex_);  // of a release()
+  // Tickets of a weight's plane that hold nothing: a steady state reserves none.
+  std::map<std::pair<WeightId, Plane>, KeyTickets> tickets_ GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera::etp

@@ -1,0 +1,72 @@
+#include "etp/gather_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/mutation.h"
+#include "base/testing.h"
+
+namespace tessera::etp {
+namespace {
+
+using testing::HasSubstr;
+
+class GatherMemoryTest : public testing::Test {
+ protected:
+  std::unique_ptr<Parameter> weight(WeightId id, int64_t rows) {
+    const WeightSpec spec{.name = "w" + std::to_string(id), .rows = rows, .columns = 4};
+    return make_parameter(shard_weight(id, spec, 0, 2, {}), *device_);
+  }
+
+  std::shared_ptr<device::Device> device_ = device::make_device(DeviceKind::kHost);
+  GatherMemory memory_{device_, *device_, device_->caller(), true};
+};
+
+TEST_F(GatherMemoryTest, ABufferHoldsWhatItsStampSays) {
+  const auto w = weight(0, 20);
+  const Stamp stamp{.weight = 0, .version = 3};
+  const GatherMemory::Taken taken = memory_.take(*w, Plane::kRow, stamp, StateStep::kRunNow);
+  EXPECT_EQ(error_of([&] { memory_.check_stamp(taken.slot, stamp, "w0"); }), "(no error)");
+  const Stamp newer{.weight = 0, .version = 4};
+  EXPECT_THAT(error_of([&] { memory_.check_stamp(taken.slot, newer, "w0"); }),
+              HasSubstr("\"w0\": version 4 of the row plane as f32 is wanted, and the buffer holds version 3"));
+  mutation().store(Mutation::kStampNotCompared);  // which would be found here
+  EXPECT_EQ(error_of([&] { memory_.check_stamp(taken.slot, newer, "w0"); }), "(no error)");
+  mutation().store(Mutation::kNone);
+  memory_.release(taken.slot);
+}
+
+TEST_F(GatherMemoryTest, ReleasedBuffersArePoisonedAndTheirPaddingIsZeroedAgain) {
+  const auto w = weight(0, 20);  // of 32 with padding
+  GatherMemory::Taken taken = memory_.take(*w, Plane::kRow, {}, StateStep::kRunNow);
+  EXPECT_EQ(taken.padding.size(), 12U * 4 * 4);
+  EXPECT_EQ(taken.padding.data(), taken.data + 20 * 4 * 4);
+  std::byte* const data = taken.data;
+  memory_.release(taken.slot);
+  EXPECT_EQ(data[0], std::byte{0xff});
+  taken = memory_.take(*w, Plane::kRow, {}, StateStep::kRunNow);
+  EXPECT_EQ(taken.data, data);
+  EXPECT_EQ(taken.padding.size(), 12U * 4 * 4);
+  memory_.release(taken.slot);
+}
+
+TEST_F(GatherMemoryTest, AStateThatCannotBeIsAnErrorThatNamesTheWeight) {
+  const auto w = weight(7, 20);
+  const GatherMemory::Taken taken = memory_.take(*w, Plane::kRow, {.weight = 7}, StateStep::kRunNow);
+  EXPECT_THAT(error_of([&] { memory_.arrive(taken.slot); }), HasSubstr("w7"));
+  EXPECT_EQ(memory_.state(taken.slot), WeightState::kDataReadySync);
+  memory_.release(taken.slot);
+}
+
+TEST_F(GatherMemoryTest, WhatAWholeStepHasNotUsedIsFreed) {
+  const auto w = weight(0, 20);
+  memory_.release(memory_.take(*w, Plane::kRow, {}, StateStep::kRunNow).slot);
+  EXPECT_EQ(memory_.end_step(), 0);
+  EXPECT_EQ(memory_.end_step(), 32 * 4 * 4);
+  EXPECT_EQ(memory_.report().bytes, 0);
+}
+
+}  // namespace
+}  // namespace tessera::etp

@@ -1,0 +1,121 @@
+#include <fmt/format.h>
+
+#include <cstring>
+#include <random>
+
+#include "etp/generated_math.h"
+#include "etp/generated_testing.h"
+
+namespace tessera::etp {
+
+using generated::mixed;
+
+GeneratedModel GeneratedModel::of(uint64_t seed) {
+  std::mt19937_64 random(seed * 2654435761 + 17);
+  const auto draw = [&](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
+  GeneratedModel model;
+  model.seed = seed;
+  model.ranks = draw(1, 4);
+  model.steps = draw(2, 4);
+  model.micro_batches = draw(0, 5) == 0 ? draw(5, 9) : draw(1, 3);
+  model.drain_each = draw(0, 2) > 0;
+  model.evaluates = draw(0, 3) == 0;
+  model.skips = draw(0, 1) == 0;
+  model.async_compute = draw(0, 1) == 0;
+  const char* const formats[] = {"", "", "", "bf16", "mxfp8", "nvfp4", "fp8_e4m3", "fp8_block_128x128"};
+  const int depth = draw(1, 6);
+  for (int l = 0; l < depth; ++l) {
+    Layer layer;
+    const bool experts = draw(0, 3) == 0;
+    if (!experts && l > 1 && draw(0, 4) == 0) {
+      layer = model.layers[static_cast<size_t>(draw(0, l - 1))];  // tied
+    } else {
+      WeightSpec spec{.rows = draw(1, 70), .columns = draw(1, 6) * 4, .format = formats[draw(0, 7)]};
+      if (!model.weights.empty() && draw(0, 1) == 0) {  // weights that share buffers
+        spec.rows = model.weights.back().rows;
+        spec.columns = model.weights.back().columns;
+        spec.format = model.weights.back().format;
+      }
+      if (spec.format == "bf16" && draw(0, 1) == 0) spec.compute = DType::kF32;
+      if (draw(0, 4) == 0) spec.gradient = DType::kBF16;
+      if (draw(0, 6) == 0) spec.accumulated = DType::kBF16;
+      spec.frozen = draw(0, 6) == 0;
+      const int count = experts ? draw(2, 3) : 1;
+      for (int e = 0; e < count; ++e) {
+        spec.name = experts ? fmt::format("layers.{}.mlp.experts.{}", l, e)
+                            : fmt::format("layers.{}.{}", l, draw(0, 1) == 0 ? "self_attention.qkv" : "mlp.fc1");
+        layer.weights.push_back(static_cast<uint32_t>(model.weights.size()));
+        model.weights.push_back(spec);
+      }
+    }
+    layer.recompute = draw(0, 4) == 0;
+    layer.gathers_backward = l > 0 || draw(0, 1) == 0;
+    model.layers.push_back(layer);
+  }
+  model.options = {.scale = draw(0, 1) == 0 ? GradientScale::kMean : GradientScale::kSum,
+                   .prefetch = draw(0, 7) == 0 ? PrefetchMode::kOff : PrefetchMode::kOn,
+                   .distance = draw(0, 3),
+                   .expert_distance = draw(0, 3),
+                   .inline_bytes = draw(0, 3) == 0 ? 4096 : 0,
+                   .check = true};
+  if (draw(0, 3) == 0) model.options.cap_bytes = draw(0, 40000);
+  if (draw(0, 1) == 0) model.options.graph_scope = {"attn"};
+  if (draw(0, 2) == 0) model.options.graph_scope.insert("moe");
+  return model;
+}
+
+std::string GeneratedModel::to_string() const {
+  return fmt::format(
+      "seed {}: {} ranks, {} steps of {} micro-batches{}{}{}{}, {} weights in {} layers, distance {}, {}", seed, ranks,
+      steps, micro_batches, drain_each ? ", each drained" : "", evaluates ? ", evaluation" : "", skips ? ", skips" : "",
+      async_compute ? ", asynchronous" : "", weights.size(), layers.size(), options.distance,
+      options.cap_bytes ? fmt::format("cap {}", *options.cap_bytes) : "no cap");
+}
+
+bool GeneratedModel::skipped(int rank, int step, int micro_batch, size_t layer) const {
+  if (!skips || layers[layer].weights.size() < 2) return false;
+  return mixed(seed, static_cast<uint64_t>(rank), static_cast<uint64_t>(step * 8 + micro_batch), layer) % 3 == 0;
+}
+
+size_t GeneratedModel::backward_ends(int rank, int step, int micro_batch) const {
+  const uint64_t drawn = mixed(seed + 5, static_cast<uint64_t>(rank), static_cast<uint64_t>(step * 8 + micro_batch), 9);
+  return skips && drawn % 4 == 0 ? drawn / 4 % layers.size() : 0;
+}
+
+TrainingResult room_for(const GeneratedModel& model) {
+  TrainingResult result;
+  const auto ranks = static_cast<size_t>(model.ranks);
+  for (const WeightSpec& spec : model.weights) {
+    result.weights.emplace_back(static_cast<size_t>(spec.rows * spec.columns));
+    result.gradients.emplace_back(static_cast<size_t>(spec.rows * spec.columns));
+  }
+  result.outputs.resize(ranks);
+  result.added.resize(ranks);
+  return result;
+}
+
+namespace {
+
+std::string difference_of(const char* what, const std::vector<std::vector<float>>& expected,
+                          const std::vector<std::vector<float>>& found) {
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (expected[i].size() != found[i].size())
+      return fmt::format("{} {} has {} values, not {}", what, i, found[i].size(), expected[i].size());
+    for (size_t j = 0; j < expected[i].size(); ++j)
+      if (std::memcmp(&expected[i][j], &found[i][j], sizeof(float)) != 0)
+        return fmt::format("{} {}: value {} is {}, not {}", what, i, j, found[i][j], expected[i][j]);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string difference(const TrainingResult& expected, const TrainingResult& found) {
+  for (const std::string& text : {difference_of("output of rank", expected.outputs, found.outputs),
+                                  difference_of("gradient of weight", expected.gradients, found.gradients),
+                                  difference_of("weight", expected.weights, found.weights)})
+    if (!text.empty()) return text;
+  return {};
+}
+
+}  // namespace tessera::etp

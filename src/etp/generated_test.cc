@@ -1,0 +1,34 @@
+// Random models, trained by 1 to 4 ranks in every order of their streams that the seed draws, and by an unsharded
+// program: the same bits. TESSERA_ETP_MODELS and TESSERA_ETP_SCHEDULES say how many of each.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "etp/generated_testing.h"
+
+namespace tessera::etp {
+namespace {
+
+int from_environment(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
+TEST(GeneratedTest, EveryScheduleOfEveryModelGivesTheBitsOfTheUnshardedProgram) {
+  const int models = from_environment("TESSERA_ETP_MODELS", 100);
+  const int schedules = from_environment("TESSERA_ETP_SCHEDULES", 5);
+  const int first = from_environment("TESSERA_ETP_FIRST", 1);
+  for (int seed = first; seed < first + models; ++seed) {
+    const GeneratedModel model = GeneratedModel::of(static_cast<uint64_t>(seed));
+    const TrainingResult expected = train_unsharded(model);
+    for (int schedule = 0; schedule < schedules; ++schedule) {
+      TrainingResult found = room_for(model);
+      const std::string error = train_in_schedule(model, static_cast<uint64_t>(schedule), found);
+      ASSERT_EQ(error, "") << model.to_string() << ", schedule " << schedule;
+      ASSERT_EQ(difference(expected, found), "") << model.to_string() << ", schedule " << schedule;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::etp

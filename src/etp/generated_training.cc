@@ -1,0 +1,265 @@
+// The sharded program.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <set>
+
+#include "base/fail.h"
+#include "collective/bootstrap.h"
+#include "collective/group.h"
+#include "device/record/check.h"
+#include "device/record/sinks.h"
+#include "device/stream.h"
+#include "device/virtual/virtual_world.h"
+#include "etp/generated_math.h"
+#include "etp/generated_testing.h"
+
+namespace tessera::etp {
+namespace {
+
+using namespace generated;
+
+// One rank's training. What it computes are operations of a stream, which may run later: nothing here looks at values.
+class RankTrainer {
+ public:
+  RankTrainer(const GeneratedModel& model, ShardGroup group, TrainingResult& result)
+      : model_(model), rank_(group.rank()), result_(result) {
+    RuntimeOptions options = model.options;
+    device::Device& device = group.impl()->device();
+    options.compute = model.async_compute ? device.make_stream({.name = "compute"}) : device.caller();
+    compute_ = options.compute;
+    runtime_.emplace(std::move(group), options);
+  }
+
+  void run() {
+    add_weights();
+    for (int step = 0; step < model_.steps; ++step) {
+      runtime_->zero_gradients();
+      for (int mb = 0; mb < model_.micro_batches; ++mb) {
+        pass(step, mb);
+        if (model_.drain_each) drain();
+      }
+      drain();
+      if (model_.evaluates) evaluate();
+      if (step + 1 == model_.steps) keep_gradients();
+      runtime_->update(ids_, [this] { optimise(); });
+    }
+    compute_->synchronize(Deadline::after(seconds(60)));
+    keep_weights();
+  }
+
+ private:
+  void add_weights() {
+    for (const WeightSpec& spec : model_.weights) ids_.push_back(runtime_->add(spec));
+    for (const GeneratedModel::Layer& layer : model_.layers)
+      if (layer.weights.size() > 1 && known_lists_.insert(layer.weights.front()).second)
+        runtime_->add_experts(layer.weights);
+    for (const WeightId w : ids_) {
+      const RowRange rows = runtime_->rows(w);
+      if (rows.end > model_.weights[w].rows)
+        fail_internal("rows [{}, {}) of weight {}, which has {}", rows.begin, rows.end, w, model_.weights[w].rows);
+      auto* shard = reinterpret_cast<float*>(runtime_->shard(w));
+      const int64_t columns = model_.weights[w].columns;
+      for (int64_t i = rows.begin * columns; i < rows.end * columns; ++i) *shard++ = initial_value(w, i);
+      if (!model_.weights[w].frozen) runtime_->gradient(w);
+    }
+    runtime_->start();
+  }
+
+  std::vector<FullWeight> acquire(const GeneratedModel::Layer& layer, Phase phase, const Use& use) {
+    std::vector<FullWeight> full;
+    if (layer.weights.size() == 1)
+      full.push_back(runtime_->acquire(layer.weights.front(), phase, use));
+    else
+      full = runtime_->acquire(layer.weights, phase, use);
+    return full;
+  }
+
+  void compute(const char* name, std::vector<device::Access> accesses, std::function<void()> body) {
+    compute_->enqueue({.name = name, .subject = "model", .accesses = std::move(accesses), .body = std::move(body)});
+  }
+
+  static device::Access whole(const FullWeight& full) {
+    return device::read_of(full.data(), static_cast<size_t>(bytes_of(full.dtype(), full.rows() * full.columns())));
+  }
+
+  void pass(int step, int mb) {
+    values_.push_back(std::make_unique<Values>());
+    Values& v = *values_.back();
+    v.output.assign(model_.layers.size() + 1, 0);
+    v.output[0] = input_of(rank_, step, mb);
+    for (size_t l = 0; l < model_.layers.size(); ++l) {
+      compute("copy", {}, [&v, l] { v.output[l + 1] = v.output[l]; });
+      if (model_.skipped(rank_, step, mb, l)) continue;
+      for (const FullWeight& full : acquire(model_.layers[l], Phase::kForward, {.micro_batch = mb}))
+        compute("forward", {whole(full)}, forward_on(full, v.output[l + 1]));
+    }
+    for (size_t l = model_.layers.size(); l-- > model_.backward_ends(rank_, step, mb);)
+      if (!model_.skipped(rank_, step, mb, l)) backward_of(model_.layers[l], v, l, mb, step);
+    compute("keep", {}, [this, &v] {
+      std::vector<float>& outputs = result_.outputs[static_cast<size_t>(rank_)];
+      outputs.push_back(v.output.back());
+      outputs.push_back(v.above);
+    });
+  }
+
+  void evaluate() {
+    values_.push_back(std::make_unique<Values>());
+    Values& v = *values_.back();
+    for (const GeneratedModel::Layer& layer : model_.layers)
+      for (const FullWeight& full : acquire(layer, Phase::kForward, {.expects_backward = false}))
+        compute("forward", {whole(full)}, forward_on(full, v.above));
+    compute("keep", {}, [this, &v] { result_.outputs[static_cast<size_t>(rank_)].push_back(v.above); });
+  }
+
+  static std::function<void()> forward_on(const FullWeight& full, float& value) {
+    const auto n = static_cast<size_t>(full.rows() * full.columns());
+    return [data = full.data(), dtype = full.dtype(), n, &value] { value = forward(to_floats(data, dtype, n), value); };
+  }
+
+  struct Values {
+    std::vector<float> output;
+    float above = 1;
+  };
+
+  void backward_of(const GeneratedModel::Layer& layer, Values& v, size_t l, int mb, int step) {
+    std::vector<FullWeight> again;
+    std::vector<FullWeight> full;
+    const Use use{.micro_batch = mb, .version = step + 1};
+    if (layer.recompute) again = acquire(layer, Phase::kRecompute, use);
+    if (layer.gathers_backward) full = acquire(layer, Phase::kBackward, use);
+    std::vector<GradientBuffer> gradients;
+    for (size_t e = 0; e < layer.weights.size(); ++e) {
+      const WeightId w = layer.weights[e];
+      if (layer.recompute) compute("recompute", {whole(again[e])}, forward_on(again[e], v.output[l + 1]));
+      if (layer.gathers_backward) {
+        const auto n = static_cast<size_t>(full[e].rows() * full[e].columns());
+        compute("dgrad", {whole(full[e])}, [data = full[e].data(), dtype = full[e].dtype(), n, &v] {
+          v.above = backward(to_floats(data, dtype, n), v.above);
+        });
+      }
+      if (model_.weights[w].frozen) continue;
+      gradients.push_back(runtime_->gradient_buffer(w, mb));
+      const GradientBuffer& g = gradients.back();
+      const auto n = static_cast<size_t>(g.rows() * g.columns());
+      compute("wgrad", {device::write_of(g.data(), static_cast<size_t>(bytes_of(g.dtype(), static_cast<int64_t>(n))))},
+              [to = g.data(), dtype = g.dtype(), n, &v, l, rank = rank_] {
+                const Floats values = gradient_of(n, v.output[l + 1], v.above, rank);
+                cast_row(DType::kF32, dtype)(values.data(), to, n);
+              });
+    }
+    full.clear();
+    runtime_->produce(gradients);
+    // A hook looks at the ranks that a finished round had.
+    for (const Added& added : runtime_->added())
+      if (!runtime_->rows(added.weight).empty() && added.ranks < 1)
+        fail_internal("round {} of weight {} is reported and not folded", added.round, added.weight);
+  }
+
+  void drain() { result_.added[static_cast<size_t>(rank_)].push_back(runtime_->drain()); }
+
+  void optimise() {
+    for (const WeightId w : ids_) {
+      if (model_.weights[w].frozen || runtime_->rows(w).empty()) continue;
+      const int64_t n = runtime_->rows(w).size() * model_.weights[w].columns;
+      auto* shard = reinterpret_cast<float*>(runtime_->shard(w));
+      const Floats gradient =
+          to_floats(runtime_->gradient(w), model_.weights[w].accumulated.value_or(DType::kF32), static_cast<size_t>(n));
+      for (int64_t i = 0; i < n; ++i) shard[i] = stepped(shard[i], gradient[static_cast<size_t>(i)]);
+    }
+  }
+
+  void keep_weights() {
+    for (const WeightId w : ids_) {
+      const RowRange rows = runtime_->rows(w);
+      if (rows.empty()) continue;
+      const int64_t columns = model_.weights[w].columns;
+      std::memcpy(result_.weights[w].data() + rows.begin * columns, runtime_->shard(w),
+                  static_cast<size_t>(rows.size() * columns) * sizeof(float));
+    }
+  }
+
+  void keep_gradients() {
+    for (const WeightId w : ids_) {
+      const RowRange rows = runtime_->rows(w);
+      if (rows.empty() || model_.weights[w].frozen) continue;
+      const int64_t columns = model_.weights[w].columns;
+      const Floats values = to_floats(runtime_->gradient(w), model_.weights[w].accumulated.value_or(DType::kF32),
+                                      static_cast<size_t>(rows.size() * columns));
+      std::ranges::copy(values, result_.gradients[w].begin() + rows.begin * columns);
+    }
+  }
+
+  const GeneratedModel& model_;
+  const int rank_;
+  TrainingResult& result_;
+  std::vector<std::unique_ptr<Values>> values_;  // until the stream has ended
+  std::shared_ptr<device::Stream> compute_;
+  std::optional<Runtime> runtime_;
+  std::vector<WeightId> ids_;
+  std::set<uint32_t> known_lists_;
+};
+
+}  // namespace
+
+void train_rank(const GeneratedModel& model, ShardGroup group, TrainingResult& result) {
+  RankTrainer(model, std::move(group), result).run();
+}
+
+namespace {
+
+device::Order order_of(uint64_t schedule) {
+  if (schedule == 0) return device::Order::kLatestFirst;
+  return schedule == 1 ? device::Order::kEarliestFirst : device::Order::kRandom;
+}
+
+std::string train_in(device::VirtualWorld& world, const GeneratedModel& model, TrainingResult& result) {
+  collective::InProcessExchange exchange(model.ranks);
+  try {
+    world.run(model.ranks, [&](int rank) {
+      device::Device& device = world.device(rank);
+      ShardGroup group(collective::Group::form(exchange.of_rank(rank, device, seconds(60)), {.rank = rank,
+                                                                                             .size = model.ranks,
+                                                                                             .name = "generated",
+                                                                                             .device = &device,
+                                                                                             .slots = 64,
+                                                                                             .in_process = true}));
+      train_rank(model, group, result);
+      group.close();
+    });
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string train_in_schedule(const GeneratedModel& model, uint64_t schedule, TrainingResult& result) {
+  device::VirtualWorld world(schedule, order_of(schedule));
+  return train_in(world, model, result);
+}
+
+CheckedRun train_checked(const GeneratedModel& model, uint64_t schedule, TrainingResult& result) {
+  std::vector<device::RankLog> logs;
+  for (int rank = 0; rank < model.ranks; ++rank)
+    logs.emplace_back(device::LogHead{.run = 1, .rank = rank, .ranks = model.ranks});
+  device::VirtualWorld world(schedule, order_of(schedule));
+  for (int rank = 0; rank < model.ranks; ++rank)
+    world.device(rank).recorder().start(device::sink_to(logs[static_cast<size_t>(rank)]));
+  CheckedRun run;
+  run.error = train_in(world, model, result);
+  for (int rank = 0; rank < model.ranks; ++rank) world.device(rank).recorder().stop();
+  run.report = device::check_schedule(logs);
+  return run;
+}
+
+std::string CheckedRun::finding() const {
+  if (!error.empty()) return error;
+  if (!report.conflicts.empty()) return report.conflicts.front().to_string();
+  if (!report.faults.empty()) return report.faults.front();
+  return report.unfinished.empty() ? std::string() : report.unfinished.front();
+}
+
+}  // namespace tessera::etp

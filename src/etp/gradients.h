@@ -1,0 +1,140 @@
+// Rounds of gradients on this rank: buffers, local sums of several uses, what is shown to the owners, and folds into
+// this rank's rows.
+//
+// A round is shown once its ring on the page has room: the fourth round before it is folded by all owners. Until then
+// it waits here, and nobody waits for it; the drain shows what is left. So a producer never waits for a peer, except
+// for room in the pool while all ranks follow the order of the last interval: each then folds in the order in which all
+// produce, and the rank that is farthest behind never waits.
+//
+// In a drain, too, no cycle of waits exists. A fold of round j is given to a stream only once that round is shown, so
+// all owners have folded round j - 4, and every rank has room to show rounds up to j: those that it has, or that it has
+// none. A rank that waits for room does that; one that does not wait has closed the interval.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "etp/context.h"
+#include "etp/gradient_pool.h"
+
+namespace tessera::etp {
+
+inline constexpr int kRoundsInFlight = 3;  // buffers of a size, before a producer waits or the pool grows
+
+// What a rank tells all others at the end of an interval.
+struct IntervalEnd {
+  uint64_t order = 0;      // digest of the weights it produced for, in order; 0: none
+  uint64_t left_plan = 0;  // its kLeftPlan
+  bool abandoned = false;
+
+  static void fields(auto& f, auto& self) {
+    f("order", self.order);
+    f("left_plan", self.left_plan);
+    f("abandoned", self.abandoned);
+  }
+};
+
+// into = round(f32(into) + f32(from)), element by element, as autograd adds gradients of one dtype.
+void add_gradient(DType dtype, const void* from, void* into, size_t elements);
+
+// Under the runtime's lock.
+class Gradients {
+ public:
+  Gradients(RuntimeContext& context, std::shared_ptr<GradientPool> pool);
+
+  void add(Parameter& parameter);
+  // A forward use that a backward use will follow.
+  void announce(const Parameter& parameter, int micro_batch);
+  GradientBuffer buffer(Parameter& parameter, int micro_batch);
+  void produce(std::span<GradientBuffer> gradients);
+  // Rounds whose fold has ended; never waits.
+  std::vector<Added> added();
+  // To be told by the next added().
+  void keep(std::vector<Added> added);
+  // Whether a gradient of the weight is summed, shown or folded in this interval.
+  bool in_flight(WeightId weight) const;
+
+  // The steps of a drain (drain.cc), in this order.
+  void flush(bool keep_sums);  // sums become rounds, or are dropped; then all rounds are shown
+  void close_interval();       // and every gradient of every rank is folded into this rank's rows
+  IntervalEnd interval_end(bool abandoned) const;
+  void end_interval(std::span<const IntervalEnd> ranks);  // all ranks have folded everything: buffers are free
+
+ private:
+  struct Round {
+    Parameter* parameter = nullptr;
+    uint64_t number = 0;
+    GradientBuffer gradient{};  // empty once it is returned, or if this rank has none
+    device::Event folded{};     // of this rank's rows
+    int contributors = 0;       // written by the fold
+    bool shown = false;
+    bool returned = false;
+  };
+  struct WeightRounds {
+    uint64_t produced = 0;  // by this rank, in this interval
+    uint64_t shown = 0;
+    uint64_t folds = 0;  // given to the stream
+    int waiting = 0;
+  };
+  // Uses of a weight in one micro-batch.
+  struct Uses {
+    int announced = 0;
+    int come = 0;
+    GradientBuffer sum{};
+    std::vector<GradientBuffer> added{};  // to the sum, by operations that may not have run
+  };
+  class RoomCondition;
+  class ShowCondition;
+  class CloseCondition;
+
+  void check(const GradientBuffer& gradient) const;
+  // The sum so far with this one; whether it is complete.
+  bool sum_up(GradientBuffer& gradient);
+  // Keeps buffers that operations may still read until the next drain.
+  void retire(std::vector<GradientBuffer>& added);
+  Round& start_round(Parameter& parameter, GradientBuffer gradient);
+  // Shows those that have room, in order, and has them folded here.
+  void show(std::span<Round* const> rounds);
+  void show_waiting();
+  void fold(std::span<Round* const> rounds);
+  bool can_show(const Round& round) const;
+  // Owners that have folded fewer rounds of it in this interval.
+  std::vector<int> owners_behind(const ShardedWeight& weight, uint64_t rounds) const;
+  bool folded_by_all(const Round& round) const;
+  // Rounds of the weight that any rank shows in this interval.
+  uint64_t produced_anywhere(const Parameter& parameter) const;
+  // Whether another rank has a round that this one will not have, and there is room to say so.
+  bool can_pass(const Parameter& parameter) const;
+  void pass(Parameter& parameter);
+  // Rounds of any rank that are not given to this rank's stream yet.
+  uint64_t folds_missing(const Parameter& parameter) const;
+  void fold_missing();
+  // Returns buffers of rounds that all owners have folded.
+  void reclaim();
+  void note_order(WeightId weight);
+  void leave_plan();
+  bool somebody_left_plan() const;
+  bool wait_for_room(size_t bytes);
+
+  RuntimeContext& context_;
+  std::shared_ptr<GradientPool> pool_;
+  std::vector<WeightRounds> weights_;
+  std::map<std::pair<WeightId, int>, Uses> uses_;
+  std::deque<Round> rounds_;  // of this interval
+  size_t first_unreturned_ = 0;
+  size_t first_unreported_ = 0;
+  std::vector<Round*> waiting_;               // to be shown
+  std::vector<GradientBuffer> retired_sums_;  // likewise, of complete rounds
+  std::vector<Added> earlier_;                // of rounds of intervals that ended
+  std::vector<WeightId> order_;               // of this interval's rounds
+  std::vector<WeightId> planned_;             // of the last one's, if all ranks had the same
+  bool follows_ = false;
+  uint64_t left_plan_ = 0;
+  std::vector<uint64_t> left_before_;  // kLeftPlan of each rank when the interval began
+};
+
+}  // namespace tessera::etp

@@ -1,0 +1,100 @@
+// One weight on this rank: how it is cut, where its rows lie, what peers read of it, and where its gradient is added.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "collective/gather.h"
+#include "collective/group.h"
+#include "device/buffer.h"
+#include "device/device.h"
+#include "etp/schedule/chains.h"
+#include "etp/schedule/sharding.h"
+#include "etp/schedule/weight_format.h"
+#include "tessera/etp.h"
+
+namespace tessera::etp {
+
+// What is the same on all ranks, except `rows`.
+struct ShardedWeight {
+  WeightId id = 0;  // its slot in the group
+  WeightSpec spec;
+  WeightFormat format;
+  DType compute = DType::kF32;      // of gathered weights
+  DType gradient = DType::kF32;     // of produced gradients
+  DType accumulated = DType::kF32;  // of gradient rows, by default
+  Sharding sharding;
+  RowRange rows;
+  Chain chain = Chain::kUngraphed;
+  bool in_place = true;    // peers read the shard itself
+  bool no_gather = false;  // the group has one rank, which reads the shard itself
+
+  const std::string& name() const { return spec.name; }
+  int64_t columns() const { return spec.columns; }
+  int64_t elements() const { return rows.size() * spec.columns; }
+  bool owns(int rank) const { return !sharding.rows_of(rank).empty(); }
+  int64_t gradient_bytes() const { return bytes_of(gradient, spec.rows * spec.columns); }
+};
+
+// Throws Error(kInvalidArgument), naming the weight, for a spec that cannot be.
+ShardedWeight shard_weight(WeightId id, const WeightSpec& spec, int rank, int ranks, const GraphScope& scope);
+
+// The published side: what this rank shows of its rows, and how it reads everybody's.
+struct Publication {
+  device::Buffer planes;   // empty if in place
+  QuantizedLayout layout;  // of quantised planes in it
+  float amax = 0;          // of the whole weight, agreed on
+  uint64_t version = 0;    // shown last; 0: never
+  bool stale = false;      // written since, and to be published at its first use
+  std::shared_ptr<const collective::PublishedWeight> row;
+  std::shared_ptr<const collective::PublishedWeight> column;  // `row` where there is one plane
+  std::vector<uint64_t> digests;                              // of the shard's rows at publication; in check mode
+
+  const std::shared_ptr<const collective::PublishedWeight>& of(Plane plane) const {
+    return plane == Plane::kColumn ? column : row;
+  }
+};
+
+// This rank's gradient rows.
+struct GradientRows {
+  device::Buffer own;    // made when it is first needed, unless the caller gives memory
+  void* data = nullptr;  // where folds add
+  DType dtype = DType::kF32;
+  bool empty = false;  // the first fold writes what it finds there, and does not read it
+};
+
+struct Parameter {
+  ShardedWeight weight;
+  std::shared_ptr<device::Buffer> shard;  // empty buffer where there is no row, or for native weights
+  const void* master = nullptr;           // of native weights
+  DType master_dtype = DType::kF32;
+  Publication publication;
+  GradientRows gradient;
+  std::array<int64_t, 2> wire_bytes{};  // of a gather of each plane
+  bool started = false;                 // peers know it
+  uint32_t experts = 0;                 // its list of experts, from 1; 0: none
+  uint32_t expert_index = 0;
+
+  const std::string& name() const { return weight.name(); }
+  // What is published: the shard's rows, or the master's.
+  MatrixView source() const;
+  // Whether its gradients are folded and it is published by updates.
+  bool trained() const { return !weight.spec.frozen; }
+};
+
+// With its shard, zeroed, and its publication buffer.
+std::unique_ptr<Parameter> make_parameter(ShardedWeight weight, device::Device& device);
+
+// Where the runtime adds the weight's gradient; made, zeroed, at the first call.
+void* gradient_rows(Parameter& parameter, device::Device& device);
+
+// Collective: tells all ranks where the memory of these weights lies, and compares what they must agree on. Throws
+// Error(kMismatch) that names the weight and both values, on all ranks.
+void exchange_memory(collective::Group& group, std::span<Parameter* const> parameters);
+
+}  // namespace tessera::etp

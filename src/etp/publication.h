@@ -1,0 +1,40 @@
+// Publishing: what a rank shows of its shards, in three phases for a list of weights: the amax of its rows, one
+// exchange of the largest for all scalars of the list, the cast. Weights that are read in place take none of them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "etp/context.h"
+
+namespace tessera::etp {
+
+// Under the runtime's lock. Each phase can be called by itself.
+class Publisher {
+ public:
+  explicit Publisher(RuntimeContext& context) : context_(context) {}
+
+  // Collective where a weight of the list needs an amax. Their next version is shown when it returns. While `*noop` is
+  // not 0 planes stay as they are, and the version grows. Throws Error(kDataLoss) on all ranks for a value that is not
+  // finite, unless RuntimeOptions::nonfinite lets it through; the rank that has it names the row.
+  void publish(std::span<Parameter* const> weights, const float* noop = nullptr);
+
+  // Of this rank's rows; for weights whose format needs them.
+  std::vector<Amax> amax(std::span<Parameter* const> weights, const float* noop) const;
+  // Collective; sets Publication::amax.
+  void agree(std::span<Parameter* const> weights, std::span<const Amax> own);
+  // This rank's rows to its planes, with the agreed amax.
+  void cast(Parameter& parameter, const float* noop) const;
+
+  // In check mode: throws Error(kDataLoss), with weight and row, for a published shard that has been written since.
+  void check_unwritten() const;
+
+ private:
+  void show(std::span<Parameter* const> weights);
+  void note_digests(Parameter& parameter) const;
+
+  RuntimeContext& context_;
+};
+
+}  // namespace tessera::etp

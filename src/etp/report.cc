@@ -1,0 +1,88 @@
+// What a runtime holds, will hold, and why it waited.
+#include <algorithm>
+#include <map>
+
+#include "base/fail.h"
+#include "etp/runtime_impl.h"
+#include "etp/schedule/forecast.h"
+#include "etp/schedule/plan.h"
+#include "layout/text_reader.h"
+
+namespace tessera::etp {
+
+RuntimeReport RuntimeImpl::report() const {
+  RuntimeReport report = context_.counters;
+  report.rank = context_.rank();
+  report.size = context_.ranks();
+  const CacheReport cache = memory_->report();
+  std::map<std::string, int64_t, std::less<>> held;
+  for (const CacheReport::Weight& weight : cache.weights) held[weight.name] = weight.held_bytes;
+  for (const auto& p : context_.parameters) {
+    const ShardedWeight& w = p->weight;
+    const auto found = held.find(w.name());
+    report.weights.push_back({.name = w.name(),
+                              .rows = w.rows,
+                              .version = static_cast<int64_t>(p->publication.version),
+                              .chain = std::string(to_string(w.chain)),
+                              .format = std::string(to_string(w.format)),
+                              .frozen = w.spec.frozen,
+                              .shard_bytes = static_cast<int64_t>(p->shard->bytes()),
+                              .publication_bytes = static_cast<int64_t>(p->publication.planes.bytes()),
+                              .gradient_bytes = static_cast<int64_t>(p->gradient.own.bytes()),
+                              .gathered_bytes = found == held.end() ? 0 : found->second});
+    const RuntimeReport::Weight& last = report.weights.back();
+    report.shard_bytes += last.shard_bytes;
+    report.publication_bytes += last.publication_bytes;
+    report.gradient_bytes += last.gradient_bytes;
+  }
+  for (const CacheReport::Pool& pool : cache.pools)
+    report.keys.push_back(
+        {.key = to_string(pool.key), .bytes = pool.bytes, .peak_bytes = pool.most_held * pool.key.bytes()});
+  report.gathered_bytes = cache.bytes;
+  report.gathered_peak_bytes = cache.most_bytes;
+  report.produced_bytes = static_cast<int64_t>(pool_->bytes());
+  report.produced_peak_bytes = static_cast<int64_t>(pool_->peak_bytes());
+  report.replicated_bytes = replicated_.bytes();
+  const PredictorCounters& counters = consumptions_.counters();
+  report.mispredicted = counters.wasted;
+  report.over_cap = counters.refused;
+  return report;
+}
+
+RuntimeForecast RuntimeImpl::forecast() const {
+  RuntimeForecast forecast;
+  for (const auto& p : context_.parameters) {
+    const ShardedWeight& w = p->weight;
+    if (!w.spec.native) forecast.parameters += bytes_of(w.spec.dtype, w.elements());
+    forecast.publication += static_cast<int64_t>(p->publication.planes.bytes());
+    const bool callers = p->gradient.data != nullptr && !p->gradient.own;
+    if (p->trained() && !callers) forecast.gradients += bytes_of(w.accumulated, w.elements());
+  }
+  const PrefetchPlan plan = consumptions_.expected_plan();
+  forecast.gathered = plan.pool_bytes();
+  std::map<int64_t, int64_t> gradients;  // of each size, how many weights
+  std::map<int64_t, int64_t> at_once;    // and how many at least that are produced together
+  for (const auto& p : context_.parameters)
+    if (p->trained()) ++gradients[p->weight.gradient_bytes()];
+  for (const auto& list : context_.experts)
+    if (int64_t& most = at_once[list.front()->weight.gradient_bytes()]; list.front()->trained())
+      most = std::max(most, static_cast<int64_t>(list.size()));
+  for (const auto& [bytes, weights] : gradients)
+    forecast.produced += bytes * std::max(std::min<int64_t>(weights, kRoundsInFlight), at_once[bytes]);
+  forecast.replicated = replicated_.forecast();
+  return forecast;
+}
+
+std::string RuntimeImpl::explain(int64_t step) const {
+  const ExposureLog& log = consumptions_.exposures();
+  const std::vector<Exposure>* exposures = log.step(step);
+  if (exposures == nullptr)
+    fail(ErrorCode::kNotFound, "step {} is not kept: {} have ended, and the last two are"_message, step, log.steps());
+  if (exposures->empty()) return "no gather was exposed\n";
+  std::string text;
+  for (const Exposure& exposure : *exposures)
+    text += to_string(exposure, context_.parameters[exposure.weight]->name(), options_) + "\n";
+  return text;
+}
+
+}  // namespace tessera::etp

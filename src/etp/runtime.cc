@@ -1,0 +1,237 @@
+#include <array>
+#include <utility>
+
+#include "base/mutation.h"
+#include "etp/runtime_impl.h"
+#include "tessera/etp.h"
+
+namespace tessera::etp {
+
+FullWeight::FullWeight(FullWeight&& other) noexcept {
+  *this = std::move(other);
+}
+
+FullWeight& FullWeight::operator=(FullWeight&& other) noexcept {
+  if (this == &other) return *this;
+  release();
+  memory_ = std::move(other.memory_);
+  keeper_ = std::move(other.keeper_);
+  data_ = std::exchange(other.data_, nullptr);
+  slot_ = other.slot_;
+  dtype_ = other.dtype_;
+  rows_ = other.rows_;
+  columns_ = other.columns_;
+  version_ = other.version_;
+  return *this;
+}
+
+FullWeight::~FullWeight() {
+  release();
+}
+
+void FullWeight::release() noexcept {
+  if (memory_ != nullptr) memory_->release(slot_);
+  memory_.reset();
+  keeper_.reset();
+  data_ = nullptr;
+}
+
+GradientBuffer::GradientBuffer(GradientBuffer&& other) noexcept {
+  *this = std::move(other);
+}
+
+GradientBuffer& GradientBuffer::operator=(GradientBuffer&& other) noexcept {
+  if (this == &other) return *this;
+  if (pool_ != nullptr) pool_->release(entry_);
+  pool_ = std::move(other.pool_);
+  data_ = std::exchange(other.data_, nullptr);
+  entry_ = other.entry_;
+  weight_ = other.weight_;
+  micro_batch_ = other.micro_batch_;
+  dtype_ = other.dtype_;
+  rows_ = other.rows_;
+  columns_ = other.columns_;
+  return *this;
+}
+
+GradientBuffer::~GradientBuffer() {
+  if (pool_ != nullptr) pool_->release(entry_);
+}
+
+Runtime::Runtime(ShardGroup group, RuntimeOptions options)
+    : impl_(std::make_shared<RuntimeImpl>(std::move(group), std::move(options))) {}
+
+Runtime::~Runtime() = default;
+
+void Runtime::close() {
+  const MutexLock lock(impl_->mutex_);
+  impl_->close();
+}
+
+WeightId Runtime::add(const WeightSpec& spec) {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->add(spec);
+}
+
+void Runtime::add_experts(std::span<const WeightId> experts) {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->add_experts(experts);
+}
+
+uint32_t Runtime::add_replicated(const std::string& name, int64_t elements, DType dtype) {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->replicated_.add(name, elements, dtype);
+}
+
+void Runtime::start() {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->start();
+}
+
+WeightSpec Runtime::spec(WeightId weight) const {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->context_.parameter(weight).weight.spec;
+}
+
+RowRange Runtime::rows(WeightId weight) const {
+  const RuntimeImpl::Call call(*impl_);
+  const ShardedWeight& w = impl_->context_.parameter(weight).weight;
+  if (mutated(Mutation::kPaddingInLogicalRows))
+    return {.begin = w.rows.begin, .end = w.rows.begin + w.sharding.per_rank};
+  return w.rows;
+}
+
+int64_t Runtime::shard_rows(WeightId weight) const {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->context_.parameter(weight).weight.sharding.per_rank;
+}
+
+int64_t Runtime::version(WeightId weight) const {
+  const RuntimeImpl::Call call(*impl_);
+  return static_cast<int64_t>(impl_->context_.parameter(weight).publication.version);
+}
+
+std::byte* Runtime::shard(WeightId weight) const {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->context_.parameter(weight).shard->data();
+}
+
+std::shared_ptr<void> Runtime::shard_keeper(WeightId weight) const {
+  const RuntimeImpl::Call call(*impl_);
+  struct Kept {
+    std::shared_ptr<const void> device;
+    std::shared_ptr<device::Buffer> shard;
+  };
+  return std::make_shared<Kept>(Kept{impl_->group_.keeper(), impl_->context_.parameter(weight).shard});
+}
+
+void Runtime::set_master(WeightId weight, const void* rows, DType dtype) {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->set_master(weight, rows, dtype);
+}
+
+void Runtime::set_gradient(WeightId weight, void* rows, DType dtype, bool empty) {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->set_gradient(weight, rows, dtype, empty);
+}
+
+void* Runtime::gradient(WeightId weight) {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->gradient(weight);
+}
+
+void Runtime::zero_gradients() {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->zero_gradients();
+}
+
+void Runtime::set_frozen(WeightId weight, bool frozen) {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->set_frozen(weight, frozen);
+}
+
+void Runtime::classify(const std::set<std::string>& graph_scope, bool moe_shared_expert_overlap) {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->classify(graph_scope, moe_shared_expert_overlap);
+}
+
+FullWeight Runtime::acquire(WeightId weight, Phase phase, const Use& use) {
+  const RuntimeImpl::Call call(*impl_);
+  FullWeight full;
+  impl_->acquire({&weight, 1}, phase, use, {&full, 1});
+  return full;
+}
+
+std::vector<FullWeight> Runtime::acquire(std::span<const WeightId> experts, Phase phase, const Use& use) {
+  const RuntimeImpl::Call call(*impl_);
+  std::vector<FullWeight> full(experts.size());
+  impl_->acquire(experts, phase, use, full);
+  return full;
+}
+
+GradientBuffer Runtime::gradient_buffer(WeightId weight, int micro_batch) {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->gradient_buffer(weight, micro_batch);
+}
+
+void Runtime::produce(GradientBuffer gradient) {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->produce({&gradient, 1});
+}
+
+void Runtime::produce(std::span<GradientBuffer> experts) {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->produce(experts);
+}
+
+void Runtime::give_replicated(uint32_t replicated, const void* gradient, void* accumulated, DType accumulated_dtype) {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->replicated_.give(replicated, gradient, accumulated, accumulated_dtype);
+}
+
+std::vector<Added> Runtime::added() {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->gradients_.added();
+}
+
+std::vector<Added> Runtime::drain() {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->drain(false);
+}
+
+void Runtime::abandon() {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->drain(true);
+}
+
+void Runtime::begin_update(std::span<const WeightId> weights) {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->begin_update(weights);
+}
+
+void Runtime::end_update() {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->end_update();
+}
+
+void Runtime::publish(std::span<const WeightId> weights, const float* noop) {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->publish(weights, noop);
+}
+
+RuntimeReport Runtime::report() const {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->report();
+}
+
+RuntimeForecast Runtime::forecast() const {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->forecast();
+}
+
+std::string Runtime::explain(int64_t step) const {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->explain(step);
+}
+
+}  // namespace tessera::etp

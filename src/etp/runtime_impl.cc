@@ -1,0 +1,222 @@
+#include "etp/runtime_impl.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/config.h"
+#include "base/fail.h"
+#include "base/process.h"
+#include "codec/simd/fold.h"
+#include "layout/text_reader.h"
+
+namespace tessera::etp {
+namespace {
+
+constexpr Duration kStreamsEnd = std::chrono::seconds(5);
+
+RuntimeContext make_context(const ShardGroup& group, const RuntimeOptions& options) {
+  collective::Group& ranks = *group.impl();
+  return {.group = ranks,
+          .device = ranks.device(),
+          .options = options,
+          .check = options.check.value_or(false),
+          .compute = options.compute != nullptr ? options.compute : ranks.device().caller(),
+          .streams = SideStreams(ranks, options)};
+}
+
+// Null if there is to be none.
+std::unique_ptr<ScheduleLog> log_of(const RuntimeOptions& options, collective::Group& group) {
+  if (options.schedule_log->empty()) return nullptr;
+  return std::make_unique<ScheduleLog>(schedule_log_path(*options.schedule_log, group), group);
+}
+
+GraphScope scope_of(const std::set<std::string>& names, bool overlap) {
+  const std::vector<std::string> list(names.begin(), names.end());
+  return GraphScope::of(list, overlap);
+}
+
+}  // namespace
+
+RuntimeOptions resolved(RuntimeOptions options, int ranks) {
+  if (options.prefetch == PrefetchMode::kAuto)
+    options.prefetch = usable_cpus() / ranks >= 2 ? PrefetchMode::kOn : PrefetchMode::kOff;
+  if (!options.check) options.check = Config::get().etp_check == "1";
+  if (!options.schedule_log) options.schedule_log = Config::get().etp_log;
+  for (const auto& rate : {options.gather_bytes_per_second, options.reduce_bytes_per_second})
+    if (rate && !(*rate > 0))
+      fail(ErrorCode::kInvalidArgument, "a stream cannot be paced to {} bytes a second"_message, *rate);
+  if (options.inline_bytes < 0)
+    fail(ErrorCode::kInvalidArgument, "inline_bytes is {}, and at least 0"_message, options.inline_bytes);
+  scope_of(options.graph_scope, options.moe_shared_expert_overlap);
+  return options;
+}
+
+RuntimeImpl::RuntimeImpl(ShardGroup group, RuntimeOptions options)
+    : group_(std::move(group)),
+      options_(resolved(std::move(options), group_.size())),
+      context_(make_context(group_, options_)),
+      schedule_log_(log_of(options_, *group_.impl())),
+      memory_(std::make_shared<GatherMemory>(group_.keeper(), context_.device, context_.compute, context_.check)),
+      pool_(std::make_shared<GradientPool>(group_.keeper(), context_.device, context_.check)),
+      publisher_(context_),
+      consumptions_(context_, memory_),
+      gradients_(context_, pool_),
+      replicated_(context_) {}
+
+RuntimeImpl::~RuntimeImpl() {
+  const MutexLock lock(mutex_);
+  close();
+}
+
+RuntimeImpl::Call::Call(RuntimeImpl& runtime) : lock_(runtime.mutex_) {
+  runtime.require_open();
+  if (runtime.options_.while_waiting)
+    hook_.emplace([](void* options) { static_cast<const RuntimeOptions*>(options)->while_waiting(); },
+                  const_cast<RuntimeOptions*>(&runtime.options_));
+}
+
+void RuntimeImpl::require_open() const {
+  if (closed_) fail(ErrorCode::kInvalidArgument, "the runtime is closed"_message);
+}
+
+// What was enqueued there may still touch buffers.
+void RuntimeImpl::await_compute() {
+  if (context_.compute->runs_inline()) return;
+  try {
+    context_.device.wait_host(context_.compute->record(), context_.group.deadline());
+  } catch (...) {  // it has failed, which its owner learns from the stream
+  }
+}
+
+void RuntimeImpl::close() {
+  if (std::exchange(closed_, true)) return;
+  context_.streams.close(Deadline::after(kStreamsEnd));
+  await_compute();
+  memory_->close();
+  pool_->close();
+  schedule_log_.reset();
+}
+
+// Weights -------------------------------------------------------------------------------------------------------------
+
+WeightId RuntimeImpl::add(const WeightSpec& spec) {
+  const auto id = static_cast<WeightId>(context_.parameters.size());
+  if (id >= context_.group.slots())
+    fail(ErrorCode::kResourceExhausted,
+         "{} is weight {}, and the group has room for {}: raise ShardGroup::Options::slots"_message,
+         tessera::quoted(spec.name), id + 1, context_.group.slots());
+  const GraphScope scope = scope_of(options_.graph_scope, options_.moe_shared_expert_overlap);
+  auto p = make_parameter(shard_weight(id, spec, context_.rank(), context_.ranks(), scope), context_.device);
+  context_.parameters.push_back(std::move(p));
+  consumptions_.add(*context_.parameters.back());
+  gradients_.add(*context_.parameters.back());
+  return id;
+}
+
+std::vector<Parameter*> RuntimeImpl::list_of(std::span<const WeightId> weights) const {
+  std::vector<Parameter*> list;
+  for (const WeightId weight : weights) list.push_back(&context_.parameter(weight));
+  return list;
+}
+
+void RuntimeImpl::add_experts(std::span<const WeightId> experts) {
+  const std::vector<Parameter*> list = list_of(experts);
+  if (list.size() < 2) fail(ErrorCode::kInvalidArgument, "a list of experts has at least two weights"_message);
+  const WeightSpec& first = list.front()->weight.spec;
+  for (const Parameter* p : list) {
+    const WeightSpec& spec = p->weight.spec;
+    if (p->experts != 0)
+      fail(ErrorCode::kInvalidArgument, "{} is in a list of experts already"_message, tessera::quoted(spec.name));
+    if (p->weight.format != list.front()->weight.format || p->weight.compute != list.front()->weight.compute ||
+        p->weight.chain != list.front()->weight.chain)
+      fail(ErrorCode::kInvalidArgument,
+           "{} and {} cannot be in one list of experts: format, dtype and chain must be equal"_message,
+           tessera::quoted(first.name), tessera::quoted(spec.name));
+  }
+  context_.experts.push_back(list);
+  for (size_t i = 0; i < list.size(); ++i) {
+    list[i]->experts = static_cast<uint32_t>(context_.experts.size());
+    list[i]->expert_index = static_cast<uint32_t>(i);
+  }
+  consumptions_.add_experts(list);
+}
+
+void RuntimeImpl::agree_on_options() {
+  if (std::exchange(options_agreed_, true)) return;
+  const std::string mine = fmt::format("{} of gradients, weights published at {}",
+                                       options_.scale == GradientScale::kMean ? "the mean" : "the sum",
+                                       options_.publish == PublishAt::kUpdate ? "the update" : "their first use");
+  const std::vector<std::string> all = context_.group.exchange("options", mine);
+  for (int q = 0; q < context_.ranks(); ++q)
+    if (all[static_cast<size_t>(q)] != mine)
+      fail(ErrorCode::kMismatch, "{} takes {}, and {} takes {}"_message, context_.group.describe(context_.rank()), mine,
+           context_.group.describe(q), tessera::quoted(all[static_cast<size_t>(q)]));
+}
+
+void RuntimeImpl::start() {
+  agree_on_options();
+  std::vector<Parameter*> fresh;
+  for (const auto& p : context_.parameters)
+    if (!p->started) fresh.push_back(p.get());
+  exchange_memory(context_.group, fresh);
+  for (const Parameter* p : fresh) context_.note_host_write("load", *p, p->shard->data(), p->shard->bytes());
+  publisher_.publish(fresh);
+}
+
+void RuntimeImpl::set_master(WeightId weight, const void* rows, DType dtype) {
+  Parameter& p = context_.parameter(weight);
+  if (!p.weight.spec.native)
+    fail(ErrorCode::kInvalidArgument, "{} is not native: its shard is what is published"_message,
+         tessera::quoted(p.name()));
+  p.master = rows;
+  p.master_dtype = dtype;
+}
+
+void RuntimeImpl::set_gradient(WeightId weight, void* rows, DType dtype, bool empty) {
+  Parameter& p = context_.parameter(weight);
+  if (gradients_.in_flight(weight))
+    fail(ErrorCode::kInvalidArgument, "{} has a gradient in flight: drain() first"_message, tessera::quoted(p.name()));
+  if (!foldable(dtype))
+    fail(ErrorCode::kInvalidArgument, "{}: gradient rows cannot be {}; use f32, bf16 or f16"_message,
+         tessera::quoted(p.name()), to_string(dtype));
+  p.gradient = {.own = {}, .data = rows, .dtype = rows == nullptr ? p.weight.accumulated : dtype, .empty = empty};
+}
+
+void* RuntimeImpl::gradient(WeightId weight) {
+  return gradient_rows(context_.parameter(weight), context_.device);
+}
+
+void RuntimeImpl::zero_gradients() {
+  for (const auto& p : context_.parameters) {
+    device::Buffer& own = p->gradient.own;
+    if (!own) continue;
+    if (gradients_.in_flight(p->weight.id))
+      fail(ErrorCode::kInvalidArgument, "{} has a gradient in flight: drain() first"_message,
+           tessera::quoted(p->name()));
+    context_.note_host_write("zero", *p, own.data(), own.bytes());
+    std::memset(own.data(), 0, own.bytes());
+  }
+}
+
+void RuntimeImpl::set_frozen(WeightId weight, bool frozen) {
+  Parameter& p = context_.parameter(weight);
+  if (gradients_.in_flight(weight))
+    fail(ErrorCode::kInvalidArgument, "{} has a gradient in flight: drain() first"_message, tessera::quoted(p.name()));
+  p.weight.spec.frozen = frozen;
+}
+
+void RuntimeImpl::classify(const std::set<std::string>& names, bool overlap) {
+  const GraphScope scope = scope_of(names, overlap);
+  std::vector<std::string> weights;
+  std::vector<std::optional<Chain>> planned;
+  for (const auto& p : context_.parameters) {
+    weights.push_back(p->name());
+    planned.push_back(consumptions_.planned(*p) ? std::optional(p->weight.chain) : std::nullopt);
+  }
+  const std::vector<Chain> chains = classify_chains(weights, scope, planned);
+  for (size_t i = 0; i < chains.size(); ++i) context_.parameters[i]->weight.chain = chains[i];
+  consumptions_.rebuild();
+}
+
+}  // namespace tessera::etp

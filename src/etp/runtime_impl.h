@@ -1,0 +1,97 @@
+// A runtime behind its lock: the parts, and the order in which calls use them.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "device/condition.h"
+#include "etp/consumption.h"
+#include "etp/context.h"
+#include "etp/gather_memory.h"
+#include "etp/gradient_pool.h"
+#include "etp/gradients.h"
+#include "etp/publication.h"
+#include "etp/replicated.h"
+#include "etp/schedule_log.h"
+
+namespace tessera::etp {
+
+// Of options: kAuto is decided, the checks of a build are on or off.
+RuntimeOptions resolved(RuntimeOptions options, int ranks);
+
+class RuntimeImpl {
+ public:
+  RuntimeImpl(ShardGroup group, RuntimeOptions options);
+  ~RuntimeImpl();
+
+  // Holds the lock during a call; waits of the call end with what `while_waiting` throws.
+  class SCOPED_CAPABILITY Call {
+   public:
+    explicit Call(RuntimeImpl& runtime) ACQUIRE(runtime.mutex_);
+    ~Call() RELEASE() { lock_.unlock(); }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    MutexLock lock_;
+    std::optional<device::WaitHook> hook_;
+  };
+
+  // Weights: runtime.cc
+  WeightId add(const WeightSpec& spec) REQUIRES(mutex_);
+  void add_experts(std::span<const WeightId> experts) REQUIRES(mutex_);
+  void start() REQUIRES(mutex_);
+  void set_master(WeightId weight, const void* rows, DType dtype) REQUIRES(mutex_);
+  void set_gradient(WeightId weight, void* rows, DType dtype, bool empty) REQUIRES(mutex_);
+  void* gradient(WeightId weight) REQUIRES(mutex_);
+  void zero_gradients() REQUIRES(mutex_);
+  void set_frozen(WeightId weight, bool frozen) REQUIRES(mutex_);
+  void classify(const std::set<std::string>& scope, bool overlap) REQUIRES(mutex_);
+
+  // A step: step.cc
+  void acquire(std::span<const WeightId> weights, Phase phase, const Use& use, std::span<FullWeight> out)
+      REQUIRES(mutex_);
+  GradientBuffer gradient_buffer(WeightId weight, int micro_batch) REQUIRES(mutex_);
+  void produce(std::span<GradientBuffer> gradients) REQUIRES(mutex_);
+  std::vector<Added> drain(bool abandoned) REQUIRES(mutex_);
+  void begin_update(std::span<const WeightId> weights) REQUIRES(mutex_);
+  void end_update() REQUIRES(mutex_);
+  void publish(std::span<const WeightId> weights, const float* noop) REQUIRES(mutex_);
+
+  // report.cc
+  RuntimeReport report() const REQUIRES(mutex_);
+  RuntimeForecast forecast() const REQUIRES(mutex_);
+  std::string explain(int64_t step) const REQUIRES(mutex_);
+
+  void close() REQUIRES(mutex_);
+  // Throws Error(kInvalidArgument) once it is closed.
+  void require_open() const REQUIRES(mutex_);
+
+  Mutex mutex_;
+  const ShardGroup group_;
+  const RuntimeOptions options_;
+  RuntimeContext context_ GUARDED_BY(mutex_);
+  std::unique_ptr<ScheduleLog> schedule_log_ GUARDED_BY(mutex_);
+  const std::shared_ptr<GatherMemory> memory_;
+  const std::shared_ptr<GradientPool> pool_;
+  Publisher publisher_ GUARDED_BY(mutex_);
+  Consumptions consumptions_ GUARDED_BY(mutex_);
+  Gradients gradients_ GUARDED_BY(mutex_);
+  ReplicatedGradients replicated_ GUARDED_BY(mutex_);
+
+ private:
+  void await_compute() REQUIRES(mutex_);
+  void agree_on_options() REQUIRES(mutex_);
+  void publish_at_first_use(std::span<Parameter* const> weights, const Use& use) REQUIRES(mutex_);
+  std::vector<Parameter*> list_of(std::span<const WeightId> weights) const REQUIRES(mutex_);
+
+  std::vector<Parameter*> updating_ GUARDED_BY(mutex_);
+  bool in_update_ GUARDED_BY(mutex_) = false;
+  bool closed_ GUARDED_BY(mutex_) = false;
+  bool options_agreed_ GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace tessera::etp

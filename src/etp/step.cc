@@ -1,0 +1,153 @@
+// The calls of a training step, in the order of its life: uses, gradients, drain, update.
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/fail.h"
+#include "base/fields.h"
+#include "base/mutation.h"
+#include "etp/runtime_impl.h"
+#include "layout/text_reader.h"
+
+namespace tessera::etp {
+namespace {
+
+using collective::Word;
+
+std::string blob_of(const IntervalEnd& end) {
+  ByteWriter out;
+  FieldWriter writer(out);
+  IntervalEnd::fields(writer, end);
+  const auto bytes = out.view();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+IntervalEnd interval_end_of(const std::string& blob, const std::string& from) {
+  ByteReader in(std::as_bytes(std::span(blob)), from);
+  FieldReader reader(in);
+  IntervalEnd end;
+  IntervalEnd::fields(reader, end);
+  in.finish();
+  return end;
+}
+
+}  // namespace
+
+void RuntimeImpl::publish_at_first_use(std::span<Parameter* const> weights, const Use& use) {
+  const bool stale = std::ranges::any_of(weights, [](const Parameter* p) { return p->publication.stale; });
+  if (!stale) return;
+  if (!use.first_micro_batch)
+    fail(ErrorCode::kInvalidArgument,
+         "{} was updated and is not published: use it with first_micro_batch first, or publish() it"_message,
+         tessera::quoted(weights.front()->name()));
+  context_.compute->synchronize(context_.group.deadline());
+  publisher_.publish(weights, use.noop);
+}
+
+void RuntimeImpl::acquire(std::span<const WeightId> weights, Phase phase, const Use& use, std::span<FullWeight> out) {
+  std::array<Parameter*, 1> single{};
+  std::vector<Parameter*> several;
+  std::span<Parameter*> list = single;
+  if (weights.size() != 1) {
+    several.resize(weights.size());
+    list = several;
+  }
+  for (size_t i = 0; i < weights.size(); ++i) list[i] = &context_.started(weights[i]);
+  if (list.empty()) return;
+  const Parameter& first = *list.front();
+  if (in_update_)
+    fail(ErrorCode::kInvalidArgument, "{} is used inside an update, while its rows may change"_message,
+         tessera::quoted(first.name()));
+  for (const Parameter* p : list)
+    if (use.version && static_cast<uint64_t>(*use.version) != p->publication.version)
+      fail(
+          ErrorCode::kInvalidArgument,
+          "{} has been updated between its forward, which used version {}, and its backward, which finds version {}: update after the backward"_message,
+          tessera::quoted(p->name()), *use.version, p->publication.version);
+  publish_at_first_use(list, use);
+  consumptions_.acquire(list, phase, use, out);
+  if (phase != Phase::kForward || !use.expects_backward) return;
+  for (const Parameter* p : list)
+    if (p->trained()) gradients_.announce(*p, use.micro_batch);
+}
+
+GradientBuffer RuntimeImpl::gradient_buffer(WeightId weight, int micro_batch) {
+  return gradients_.buffer(context_.started(weight), micro_batch);
+}
+
+void RuntimeImpl::produce(std::span<GradientBuffer> gradients) {
+  if (in_update_) fail(ErrorCode::kInvalidArgument, "a gradient is produced inside an update"_message);
+  gradients_.produce(gradients);
+}
+
+std::vector<Added> RuntimeImpl::drain(bool abandoned) {
+  ++context_.counters.drains;
+  gradients_.flush(!abandoned);
+  gradients_.close_interval();
+  replicated_.fold();
+  const std::vector<std::string> blobs = context_.group.exchange("drain", blob_of(gradients_.interval_end(abandoned)));
+  std::vector<IntervalEnd> ends;
+  for (int q = 0; q < context_.ranks(); ++q)
+    ends.push_back(interval_end_of(blobs[static_cast<size_t>(q)], context_.group.describe(q)));
+  gradients_.end_interval(ends);
+  const auto failed = std::ranges::find(ends, true, &IntervalEnd::abandoned);
+  if (failed != ends.end() && !abandoned)
+    fail(
+        ErrorCode::kCancelled,
+        "{} has abandoned its backward: gradients since the last drain are incomplete; zero them and repeat the step"_message,
+        context_.group.describe(static_cast<int>(failed - ends.begin())));
+  return gradients_.added();
+}
+
+void RuntimeImpl::begin_update(std::span<const WeightId> weights) {
+  if (in_update_) fail(ErrorCode::kInvalidArgument, "an update has begun and not ended"_message);
+  std::vector<Parameter*> list = list_of(weights);
+  for (const WeightId weight : weights) context_.started(weight);
+  gradients_.keep(drain(false));
+  consumptions_.begin_update();
+  context_.compute->synchronize(context_.group.deadline());
+  ++context_.updates;
+  context_.group.set(Word::kRetired, collective::kWholeRank, context_.updates);
+  if (!mutated(Mutation::kRetireNotAwaited))
+    context_.device.wait_host(
+        *context_.group.all_at_least(Word::kRetired, collective::kWholeRank, context_.updates, "to begin its update"),
+        context_.group.deadline());
+  publisher_.check_unwritten();
+  memory_->end_step();
+  pool_->trim();
+  for (Parameter* p : list) {
+    p->publication.digests.clear();
+    const int64_t gradient_bytes = bytes_of(p->gradient.dtype, p->weight.elements());
+    context_.note_host_read("update", *p, p->gradient.data, static_cast<size_t>(gradient_bytes));
+    context_.note_host_write("update", *p, p->shard->data(), p->shard->bytes());
+  }
+  updating_ = std::move(list);
+  in_update_ = true;
+}
+
+void RuntimeImpl::end_update() {
+  if (!in_update_) fail(ErrorCode::kInvalidArgument, "end_update() without begin_update()"_message);
+  context_.compute->synchronize(context_.group.deadline());
+  std::vector<Parameter*> now;
+  for (Parameter* p : updating_) {
+    context_.note_host_write("updated", *p, p->shard->data(), p->shard->bytes());
+    if (options_.publish == PublishAt::kFirstUse && !p->weight.in_place)
+      p->publication.stale = true;
+    else
+      now.push_back(p);
+  }
+  publisher_.publish(now);
+  in_update_ = false;
+  ++context_.counters.updates;
+  consumptions_.end_update();
+}
+
+void RuntimeImpl::publish(std::span<const WeightId> weights, const float* noop) {
+  std::vector<Parameter*> stale;
+  for (Parameter* p : list_of(weights))
+    if (p->publication.stale) stale.push_back(p);
+  context_.compute->synchronize(context_.group.deadline());
+  publisher_.publish(stale, noop);
+}
+
+}  // namespace tessera::etp

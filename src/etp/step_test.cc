@@ -1,0 +1,384 @@
+// What a step may meet: errors, other orders, ranks that differ, threads, the end of things.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fmt/format.h>
+#include <cmath>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "base/testing.h"
+#include "collective/group.h"
+#include "etp/etp_testing.h"
+
+namespace tessera::etp {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+void produce_ones(Runtime& runtime, WeightId weight, float value = 1, int micro_batch = 0) {
+  GradientBuffer gradient = runtime.gradient_buffer(weight, micro_batch);
+  std::fill_n(static_cast<float*>(gradient.data()), gradient.rows() * gradient.columns(), value);
+  runtime.produce(std::move(gradient));
+}
+
+TEST(StepTest, OneRankUsesItsShardItself) {
+  Runtime runtime(ShardGroup::single(test_group()), prefetching());
+  const WeightId w = runtime.add({.name = "w", .rows = 5, .columns = 3});
+  runtime.start();
+  {
+    const FullWeight full = runtime.acquire(w, Phase::kForward);
+    EXPECT_EQ(full.data(), runtime.shard(w));
+  }
+  produce_ones(runtime, w, 2);
+  EXPECT_THAT(runtime.drain(), testing::ElementsAre(Added{.weight = w, .round = 0, .ranks = 1}));
+  EXPECT_EQ(*static_cast<float*>(runtime.gradient(w)), 2.0F);
+  EXPECT_EQ(runtime.report().gathered_bytes, 0);
+}
+
+TEST(StepTest, ABackwardAfterAnUpdateIsAnErrorThatNamesTheWeight) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId w = runtime.add({.name = "head.weight", .rows = 20, .columns = 4});
+    runtime.start();
+    const int64_t version = runtime.acquire(w, Phase::kForward).version();
+    runtime.update({{w}}, [] {});
+    EXPECT_THAT(error_of([&] { runtime.acquire(w, Phase::kBackward, {.version = version}); }),
+                HasSubstr("head.weight\" has been updated between its forward, which used version 1"));
+    EXPECT_EQ(runtime.acquire(w, Phase::kBackward, {.version = version + 1}).version(), 2);
+  });
+}
+
+TEST(StepTest, AWriteOutsideOfAnUpdateIsAnErrorWithItsRow) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId w = runtime.add({.name = "w", .rows = 40, .columns = 4});
+    runtime.start();
+    if (group.rank() == 1) reinterpret_cast<float*>(runtime.shard(w))[3 * 4] = 7;
+    const std::string error = error_of([&] { runtime.begin_update({{w}}); });
+    if (group.rank() == 1)
+      EXPECT_THAT(error, HasSubstr("\"w\": row 35 has been written since version 1 was published"));
+    else
+      EXPECT_EQ(error, "(no error)");
+  });
+}
+
+TEST(StepTest, MoreRoundsThanThePageShowsWaitAndAreFoldedAtTheDrain) {
+  constexpr int kRounds = 11;
+  run_ranks(3, [](ShardGroup group) {
+    Runtime runtime(group, {.scale = GradientScale::kSum, .prefetch = PrefetchMode::kOff});
+    const WeightId w = runtime.add({.name = "w", .rows = 90, .columns = 4});
+    runtime.start();
+    const int rounds = group.rank() == 2 ? 3 : kRounds;  // ranks may differ
+    for (int j = 0; j < rounds; ++j) produce_ones(runtime, w);
+    runtime.drain();
+    ASSERT_FALSE(runtime.rows(w).empty());
+    EXPECT_EQ(*static_cast<float*>(runtime.gradient(w)), 2.0F * kRounds + 3);
+    EXPECT_EQ(runtime.report().left_out, kRounds - 3);
+  });
+}
+
+TEST(StepTest, WhatSeveralUsesGiveIsOneRound) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId w = runtime.add({.name = "tied", .rows = 32, .columns = 4});
+    runtime.start();
+    for (int use = 0; use < 3; ++use) runtime.acquire(w, Phase::kForward);
+    produce_ones(runtime, w, 1);
+    produce_ones(runtime, w, 2);
+    EXPECT_TRUE(runtime.added().empty());
+    if (group.rank() == 0) produce_ones(runtime, w, 4);  // the other rank's backward ends early
+    const std::vector<Added> added = runtime.drain();
+    EXPECT_THAT(added, testing::ElementsAre(Added{.weight = w, .round = 0, .ranks = 2}));
+    EXPECT_EQ(*static_cast<float*>(runtime.gradient(w)), (7.0F + 3.0F) / 2);
+  });
+}
+
+TEST(StepTest, GradientsGoWhereTheCallerSays) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId w = runtime.add({.name = "w", .rows = 32, .columns = 4});
+    runtime.start();
+    std::vector<float> mine(static_cast<size_t>(runtime.rows(w).size() * 4), NAN);
+    runtime.set_gradient(w, mine.data(), DType::kF32, true);
+    produce_ones(runtime, w, 3);
+    EXPECT_THAT(error_of([&] { runtime.set_gradient(w, nullptr, DType::kF32); }),
+                HasSubstr("has a gradient in flight"));
+    runtime.drain();
+    EXPECT_THAT(mine, testing::Each(3.0F));
+    produce_ones(runtime, w, 1);
+    runtime.drain();
+    EXPECT_THAT(mine, testing::Each(4.0F));
+    EXPECT_EQ(runtime.report().gradient_bytes, 0);
+  });
+}
+
+TEST(StepTest, AnAbandonedBackwardIsToldToAllRanks) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId w = runtime.add({.name = "w", .rows = 32, .columns = 4});
+    runtime.start();
+    produce_ones(runtime, w, 1);
+    if (group.rank() == 1)
+      runtime.abandon();
+    else
+      EXPECT_THAT(error_of([&] { runtime.drain(); }), StartsWith("cancelled: rank 1 (pid"));
+    runtime.zero_gradients();
+    produce_ones(runtime, w, 5);
+    runtime.drain();
+    EXPECT_EQ(*static_cast<float*>(runtime.gradient(w)), 5.0F);
+  });
+}
+
+TEST(StepTest, ReplicatedGradientsAreFoldedInRankOrderAndWhatNobodyGaveIsLeft) {
+  run_ranks(3, [](ShardGroup group) {
+    Runtime runtime(group, {.scale = GradientScale::kSum, .prefetch = PrefetchMode::kOff});
+    const uint32_t norm = runtime.add_replicated("norm", 5, DType::kF32);
+    const uint32_t bias = runtime.add_replicated("bias", 3, DType::kBF16);
+    const uint32_t unused = runtime.add_replicated("unused", 2, DType::kF32);
+    runtime.start();
+    const float values[] = {1e8F, 1, -1e8F};
+    std::vector<float> gradient(5, values[group.rank()]);
+    std::vector<float> accumulated(5, 2);
+    std::vector<uint16_t> half(3, 0x3f80);  // 1
+    std::vector<float> untouched(2, 9);
+    runtime.give_replicated(norm, gradient.data(), accumulated.data(), DType::kF32);
+    runtime.give_replicated(bias, group.rank() == 1 ? nullptr : half.data(), group.rank() == 1 ? nullptr : half.data(),
+                            DType::kBF16);
+    runtime.give_replicated(unused, nullptr, untouched.data(), DType::kF32);
+    runtime.drain();
+    EXPECT_THAT(accumulated, testing::Each(((2 + 1e8F) + 1) - 1e8F));
+    EXPECT_THAT(half, testing::Each(group.rank() == 1 ? 0x3f80 : 0x4000));
+    EXPECT_THAT(untouched, testing::Each(9.0F));
+  });
+}
+
+TEST(StepTest, BuffersMayOutliveTheRuntimeAndTheGroup) {
+  std::vector<FullWeight> kept(2);
+  std::vector<GradientBuffer> gradients(2);
+  std::vector<std::shared_ptr<void>> shards(2);
+  run_ranks(2, [&](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId w = runtime.add({.name = "w", .rows = 32, .columns = 4});
+    fill_shard(runtime, w, 1);
+    runtime.start();
+    const auto rank = static_cast<size_t>(group.rank());
+    kept[rank] = runtime.acquire(w, Phase::kForward);
+    gradients[rank] = runtime.gradient_buffer(w);
+    shards[rank] = runtime.shard_keeper(w);
+    runtime.update({{w}}, [&] { fill_shard(runtime, w, 2); });
+    runtime.close();
+    EXPECT_THAT(error_of([&] { runtime.acquire(w, Phase::kForward); }), HasSubstr("the runtime is closed"));
+  });
+  for (const FullWeight& full : kept) EXPECT_EQ(wrong_elements(full, 0, 1), 0);
+  std::thread([&] {
+    kept.clear();
+    gradients.clear();
+    shards.clear();
+  }).join();
+}
+
+TEST(StepTest, BuffersAreReturnedOnOtherThreads) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    std::vector<WeightId> weights;
+    for (int i = 0; i < 6; ++i)
+      weights.push_back(runtime.add({.name = fmt::format("w{}", i), .rows = 64, .columns = 16}));
+    for (const WeightId w : weights) fill_shard(runtime, w, 1);
+    runtime.start();
+    for (int step = 0; step < 20; ++step) {
+      std::vector<std::thread> threads;
+      for (const WeightId w : weights)
+        threads.emplace_back([full = runtime.acquire(w, Phase::kForward, {.expects_backward = false}), w]() mutable {
+          EXPECT_EQ(wrong_elements(full, w, 1), 0);
+          full.release();
+        });
+      for (std::thread& thread : threads) thread.join();
+      runtime.update({}, [] {});
+    }
+    EXPECT_LE(runtime.report().gathered_bytes, 7 * 64 * 16 * 4);
+  });
+}
+
+TEST(StepTest, AValueThatIsNotFiniteIsAnErrorOnAllRanks) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId w = runtime.add({.name = "w", .rows = 64, .columns = 16, .format = "nvfp4"});
+    runtime.start();
+    runtime.begin_update({{w}});
+    if (group.rank() == 1)
+      reinterpret_cast<float*>(runtime.shard(w))[2 * 16 + 5] = std::numeric_limits<float>::infinity();
+    EXPECT_THAT(error_of([&] { runtime.end_update(); }),
+                group.rank() == 1 ? HasSubstr("1 values of this rank's rows are not finite, the first in row 34")
+                                  : HasSubstr("rank 1 (pid"));
+    EXPECT_THAT(error_of([&] { runtime.acquire(w, Phase::kForward); }), HasSubstr("is used inside an update"));
+    fill_shard(runtime, w, 0);
+    runtime.end_update();
+    EXPECT_EQ(runtime.version(w), 2);
+  });
+}
+
+TEST(StepTest, AWeightIsPublishedAtItsFirstUse) {
+  run_ranks(2, [](ShardGroup group) {
+    RuntimeOptions options = prefetching();
+    options.publish = PublishAt::kFirstUse;
+    Runtime runtime(group, options);
+    const WeightId w = runtime.add({.name = "w", .rows = 64, .columns = 16, .format = "bf16", .compute = DType::kF32});
+    const WeightId in_place = runtime.add({.name = "v", .rows = 64, .columns = 16});
+    runtime.start();
+    for (int64_t step = 2; step < 6; ++step) {
+      runtime.update({{w, in_place}}, [&] {
+        fill_shard(runtime, w, step);
+        fill_shard(runtime, in_place, step);
+      });
+      EXPECT_THAT(error_of([&] { runtime.acquire(w, Phase::kForward); }),
+                  HasSubstr("was updated and is not published"));
+      EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kForward, {.first_micro_batch = true}), w, step), 0);
+      EXPECT_EQ(wrong_elements(runtime.acquire(in_place, Phase::kForward), in_place, step), 0);
+      EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kForward, {.micro_batch = 1}), w, step), 0);
+      EXPECT_EQ(runtime.version(w), step);
+    }
+    const float skip = 1;
+    runtime.update({{w}}, [&] { fill_shard(runtime, w, 9); });
+    runtime.publish({{w}}, &skip);
+    EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kForward), w, 5), 0);  // the planes stay
+    EXPECT_EQ(runtime.version(w), 6);
+  });
+}
+
+TEST(StepTest, ANativeWeightIsPublishedFromItsMaster) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId w = runtime.add({.name = "w", .rows = 64, .columns = 16, .format = "mxfp8", .native = true});
+    EXPECT_EQ(runtime.shard(w), nullptr);
+    std::vector<float> master(static_cast<size_t>(runtime.rows(w).size() * 16), 0.5F);
+    runtime.set_master(w, master.data(), DType::kF32);
+    runtime.start();
+    EXPECT_EQ(static_cast<const float*>(runtime.acquire(w, Phase::kForward).data())[700], 0.5F);
+    runtime.update({{w}}, [&] { std::ranges::fill(master, 2.0F); });
+    EXPECT_EQ(static_cast<const float*>(runtime.acquire(w, Phase::kBackward).data())[700], 2.0F);
+    EXPECT_EQ(runtime.report().shard_bytes, 0);
+  });
+}
+
+TEST(StepTest, RanksThatDisagreeAreToldAboutWhat) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    runtime.add({.name = "w", .rows = 64 + group.rank(), .columns = 16});
+    EXPECT_THAT(error_of([&] { runtime.start(); }), StartsWith("mismatch: \"w\" is [6"));
+  });
+}
+
+TEST(StepTest, AWaitEndsWithTheExceptionOfWhileWaiting) {
+  struct Stopped {};
+  run_ranks(2, [](ShardGroup group) {
+    int wakes = 0;
+    RuntimeOptions options = prefetching();
+    if (group.rank() == 0)
+      options.while_waiting = [&] {
+        if (++wakes > 1) throw Stopped();
+      };
+    Runtime runtime(group, options);
+    const WeightId w = runtime.add({.name = "w", .rows = 64, .columns = 16});
+    runtime.start();
+    wakes = 0;
+    if (group.rank() == 0) {
+      EXPECT_THROW(runtime.begin_update({{w}}), Stopped);  // the other rank does not come
+      group.impl()->fail(Status(ErrorCode::kCancelled, "the first rank gave up"));
+    } else {
+      EXPECT_THAT(error_of([&] { group.impl()->barrier("end"); }), HasSubstr("the first rank gave up"));
+    }
+  });
+}
+
+TEST(StepTest, ALostGroupIsAnErrorAndNotAHang) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    runtime.add({.name = "w", .rows = 64, .columns = 16});
+    runtime.start();
+    if (group.rank() == 1) {
+      group.impl()->fail(Status(ErrorCode::kPeerLost, "rank 1 is gone"));
+      return;
+    }
+    EXPECT_THAT(error_of([&] { runtime.drain(); }), HasSubstr("rank 1 is gone"));
+  });
+}
+
+TEST(StepTest, RuntimesCanBeMadeAgainAndAgain) {
+  const auto once = [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId w = runtime.add({.name = "w", .rows = 40, .columns = 4});
+    fill_shard(runtime, w, 1);
+    runtime.start();
+    EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kForward), w, 1), 0);
+    produce_ones(runtime, w);
+    runtime.drain();
+    group.close();
+  };
+  run_ranks(2, once);
+  const size_t fds = open_fds();
+  for (int i = 0; i < 1000; ++i) run_ranks(2, once);
+  EXPECT_EQ(open_fds(), fds);
+}
+
+TEST(StepTest, NothingGrowsOverSteps) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    std::vector<WeightId> weights;
+    for (int i = 0; i < 5; ++i)
+      weights.push_back(runtime.add({.name = fmt::format("w{}", i), .rows = 48, .columns = 8}));
+    runtime.start();
+    const RuntimeForecast forecast = runtime.forecast();
+    RuntimeReport early;
+    for (int step = 0; step < 200; ++step) {
+      for (const WeightId w : weights) runtime.acquire(w, Phase::kForward);
+      for (size_t i = weights.size(); i-- > 0;) {
+        runtime.acquire(weights[i], Phase::kBackward);
+        produce_ones(runtime, weights[i]);
+      }
+      runtime.drain();
+      runtime.update(weights, [] {});
+      if (step == 0) {
+        EXPECT_THAT(runtime.explain(0), HasSubstr("w0.forward (micro-batch 0, 2048 bytes) waited"));
+      }
+      if (step == 10) early = runtime.report();
+    }
+    const RuntimeReport late = runtime.report();
+    EXPECT_EQ(late.shard_bytes, forecast.parameters);
+    EXPECT_EQ(late.gradient_bytes, forecast.gradients);
+    EXPECT_EQ(late.gathered_peak_bytes, early.gathered_peak_bytes);
+    EXPECT_EQ(late.gathered_peak_bytes, forecast.gathered);
+    EXPECT_LE(late.produced_bytes, 5 * 48 * 8 * 4);
+    EXPECT_EQ(late.mispredicted, early.mispredicted);
+  });
+}
+
+TEST(StepTest, AFrozenWeightHasNoGradientUntilItThaws) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId w = runtime.add({.name = "w", .rows = 32, .columns = 4, .frozen = true});
+    runtime.start();
+    EXPECT_THAT(error_of([&] { runtime.gradient_buffer(w); }), HasSubstr("\"w\" is frozen"));
+    runtime.set_frozen(w, false);
+    produce_ones(runtime, w, 2);
+    EXPECT_THAT(error_of([&] { runtime.set_frozen(w, true); }), HasSubstr("has a gradient in flight"));
+    runtime.drain();
+    EXPECT_EQ(*static_cast<float*>(runtime.gradient(w)), 2.0F);
+  });
+}
+
+TEST(StepTest, ChainsChangeOnlyBeforeTheyArePlanned) {
+  Runtime runtime(ShardGroup::single(test_group()), {});
+  const WeightId qkv = runtime.add({.name = "layers.0.self_attention.qkv", .rows = 4, .columns = 4});
+  runtime.start();
+  EXPECT_EQ(runtime.report().weights[0].chain, "UNGRAPHED");
+  runtime.classify({"attn"}, false);
+  EXPECT_EQ(runtime.report().weights[0].chain, "GRAPHED");
+  runtime.acquire(qkv, Phase::kForward);
+  EXPECT_THAT(error_of([&] { runtime.classify({}, false); }), HasSubstr("layers.0.self_attention.qkv"));
+}
+
+}  // namespace
+}  // namespace tessera::etp
