@@ -29,6 +29,9 @@ void bind_tensor_watch(nb::module_& module);
 void bind_bus(nb::module_& module);
 void bind_bus_values(nb::module_& module);  // before the bus
 void bind_environment(nb::module_& module);
+void bind_etp_group(nb::module_& module);
+void bind_etp_norms(nb::module_& module);  // after the group
+void bind_etp_runtime(nb::module_& module);
 
 // An instance of the Python class for its code, not raised. REQUIRES: !status.ok()
 nb::object error_object(const Status& status);

@@ -34,6 +34,17 @@ struct Tensor {
   uint64_t byte_offset;
 };
 
+inline constexpr uint8_t kUnsigned = 1;
+inline constexpr uint8_t kFloat = 2;
+inline constexpr uint8_t kBFloat = 4;
+
+// What a capsule "dltensor" holds (DLManagedTensor).
+struct ManagedTensor {
+  Tensor tensor;
+  void* context;
+  void (*deleter)(ManagedTensor* self);
+};
+
 struct ExchangeHeader {
   Version version;
   ExchangeHeader* previous;

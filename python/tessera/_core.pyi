@@ -1,6 +1,6 @@
 """The C++ core of Tessera. Use it through the package `tessera`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Annotated, Any, overload
 
 import tessera._errors
@@ -761,3 +761,271 @@ def launch(rank: int | None, world: int | None, group: tuple[int, int] | None) -
     """
     (rank, world size) of this process: what is given, else what the first of TESSERA_*, torchrun, MPI and Slurm says that says both, else those of `group`, else (0, 1).
     """
+
+class ShardGroup:
+    """
+    Ranks of one host that share weights. Collective calls are made by all ranks in one order.
+    """
+
+    @staticmethod
+    def single(name: str) -> ShardGroup: ...
+
+    @staticmethod
+    def over(exchange: Callable[[bytes], list[bytes]], rank: int, size: int, name: str, timeout: float | None = None) -> ShardGroup:
+        """
+        Blocks until all ranks have joined. `exchange` gives every rank's bytes, in rank order.
+        """
+
+    @staticmethod
+    def over_store(url: str, key: str, rank: int, size: int, name: str, timeout: float | None = None) -> ShardGroup:
+        """Likewise, by way of a store."""
+
+    def derive(self, name: str) -> ShardGroup:
+        """Collective: another group of the same ranks."""
+
+    def exchange(self, what: str, blob: bytes) -> list[bytes]:
+        """Collective: every rank's bytes, in rank order."""
+
+    def gather_bytes(self, what: str, address: int, bytes: Sequence[int], to: int) -> None:
+        """
+        Collective: concatenates what lies at every rank's `address`, of the sizes `bytes`, at `to`.
+        """
+
+    def close(self) -> None: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+def etp_norms(group: ShardGroup, parts: Sequence[tuple[int, int, int, str, int, int]], order: float, together: bool) -> list[float]:
+    """
+    Collective: the norm of each part, or of all of them together. A part is (address of this rank's rows, rows, elements of a row, dtype, rows of every shard or 0 for what every rank has whole, rows of all).
+    """
+
+class GradientBuffer:
+    """Room for a gradient in shared memory."""
+
+class EtpWeightReport:
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def rows(self) -> tuple[int, int]: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def chain(self) -> str: ...
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def frozen(self) -> bool: ...
+
+    @property
+    def shard_bytes(self) -> int: ...
+
+    @property
+    def publication_bytes(self) -> int: ...
+
+    @property
+    def gradient_bytes(self) -> int: ...
+
+    @property
+    def gathered_bytes(self) -> int: ...
+
+class EtpKeyReport:
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def peak_bytes(self) -> int: ...
+
+class EtpReport:
+    """
+    What a model holds on this rank now, in bytes, and what happened since it was sharded.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def weights(self) -> list[EtpWeightReport]: ...
+
+    @property
+    def keys(self) -> list[EtpKeyReport]: ...
+
+    @property
+    def shard_bytes(self) -> int: ...
+
+    @property
+    def publication_bytes(self) -> int: ...
+
+    @property
+    def gradient_bytes(self) -> int: ...
+
+    @property
+    def gathered_bytes(self) -> int: ...
+
+    @property
+    def gathered_peak_bytes(self) -> int: ...
+
+    @property
+    def produced_bytes(self) -> int: ...
+
+    @property
+    def produced_peak_bytes(self) -> int: ...
+
+    @property
+    def replicated_bytes(self) -> int: ...
+
+    @property
+    def consumptions(self) -> int: ...
+
+    @property
+    def prefetched(self) -> int: ...
+
+    @property
+    def on_demand(self) -> int: ...
+
+    @property
+    def in_place(self) -> int: ...
+
+    @property
+    def mispredicted(self) -> int: ...
+
+    @property
+    def over_cap(self) -> int: ...
+
+    @property
+    def bytes_gathered(self) -> int: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def folds(self) -> int: ...
+
+    @property
+    def left_out(self) -> int: ...
+
+    @property
+    def pool_grown(self) -> int: ...
+
+    @property
+    def room_waits(self) -> int: ...
+
+    @property
+    def publications(self) -> int: ...
+
+    @property
+    def max_exchanges(self) -> int: ...
+
+    @property
+    def drains(self) -> int: ...
+
+    @property
+    def updates(self) -> int: ...
+
+    @property
+    def exposed_seconds(self) -> float: ...
+
+class EtpForecast:
+    """Bytes that a rank will hold at its peak, before the first step."""
+
+    @property
+    def parameters(self) -> int: ...
+
+    @property
+    def publication(self) -> int: ...
+
+    @property
+    def gradients(self) -> int: ...
+
+    @property
+    def gathered(self) -> int: ...
+
+    @property
+    def produced(self) -> int: ...
+
+    @property
+    def replicated(self) -> int: ...
+
+    @property
+    def total(self) -> int: ...
+
+class EtpRuntime:
+    """The weights of one model; tessera.etp is built on it."""
+
+    def __init__(self, group: ShardGroup, reduction: str = 'mean', prefetch: str = 'auto', distance: int = 1, expert_distance: int = 2, cap_bytes: int | None = None, publish: str = 'update', nonfinite: str = 'error', check: bool | None = None) -> None: ...
+
+    def add(self, name: str, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False) -> int: ...
+
+    def add_replicated(self, name: str, elements: int, dtype: str) -> int: ...
+
+    def start(self) -> None: ...
+
+    def rows(self, weight: int) -> tuple[int, int]: ...
+
+    def shard_rows(self, weight: int) -> int:
+        """With padding, of every rank."""
+
+    def version(self, weight: int) -> int: ...
+
+    def shard(self, weight: int) -> Any:
+        """A DLPack capsule over this rank's rows; None where it has none."""
+
+    def set_gradient(self, weight: int, rows: int, dtype: str) -> None:
+        """Where folds add; 0: memory of the runtime's own."""
+
+    def take_gradient(self, weight: int, to: int) -> None:
+        """
+        Moves what has been folded into the runtime's own memory to an address.
+        """
+
+    def set_frozen(self, weight: int, frozen: bool) -> None: ...
+
+    def classify(self, graph_scope: Set[str], moe_shared_expert_overlap: bool = False) -> None: ...
+
+    def acquire(self, weight: int, phase: str, micro_batch: int = 0, expects_backward: bool = False, first_micro_batch: bool = False, version: int | None = None) -> tuple[Any, int]:
+        """Gathers a weight: a DLPack capsule over [F, K], and the version."""
+
+    def gradient_buffer(self, weight: int, micro_batch: int = 0) -> tuple[GradientBuffer, Any]:
+        """Room for a gradient, and a DLPack capsule over it."""
+
+    def produce(self, gradient: GradientBuffer) -> None: ...
+
+    def give_replicated(self, replicated: int, gradient: int, accumulated: int, accumulated_dtype: str) -> None:
+        """
+        Addresses, or 0 for no gradient of this rank; they are used by the next drain.
+        """
+
+    def added(self) -> list[tuple[int, int, int]]: ...
+
+    def drain(self) -> list[tuple[int, int, int]]: ...
+
+    def abandon(self) -> None: ...
+
+    def begin_update(self, weights: Sequence[int]) -> None: ...
+
+    def end_update(self) -> None: ...
+
+    def publish(self, weights: Sequence[int]) -> None: ...
+
+    def report(self) -> EtpReport: ...
+
+    def forecast(self) -> EtpForecast: ...
+
+    def explain(self, step: int = -1) -> str: ...
+
+    def close(self) -> None: ...

@@ -1,4 +1,7 @@
-"""The snippets of the user guide do what it says: all programs of a page are started together, as two jobs."""
+"""The snippets of the user guide do what it says: all programs of a page are started together, as jobs of their own.
+
+The first line of a snippet has its name; `# train.py: torchrun --nproc-per-node 2` says how it is started.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,18 @@ LIMIT = 300.0
 def programs(page: Path) -> dict[str, str]:
     """Programs by the name in their first line."""
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    named = [(re.match(r"# (\w+\.py)\n", block), block) for block in blocks]
+    named = [(re.match(r"# (\w+\.py)(: torchrun .*)?\n", block), block) for block in blocks]
     assert all(name for name, _ in named), f"{page.name}: a snippet does not begin with the name of its program"
     found = {name.group(1): block for name, block in named if name}
     assert len(found) == len(blocks), f"{page.name}: two snippets have one name"
     return found
+
+
+def command(text: str, program: Path) -> list[str]:
+    launcher = re.match(r"# \w+\.py: torchrun (.*)\n", text)
+    if not launcher:
+        return [sys.executable, str(program)]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", *launcher.group(1).split(), str(program)]
 
 
 PAGES = [page for page in sorted(GUIDE.glob("*.md")) if programs(page)]
@@ -41,7 +51,7 @@ def test_the_programs_of_a_page_run(page: Path, tmp_path: Path, runtime_dir: Pat
         (tmp_path / name).write_text(text)
         started.append(
             subprocess.Popen(
-                [sys.executable, tmp_path / name],
+                command(text, tmp_path / name),
                 env={**os.environ, "TESSERA_NAMESPACE": page.stem},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

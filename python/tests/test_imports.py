@@ -121,11 +121,13 @@ def test_a_circle_is_found(tmp_path: Path, text: str) -> None:
 
 
 def test_torch_is_imported_in_one_place() -> None:
-    """Except for types."""
+    """Except for types, and for the package that is for torch only, which its users import themselves."""
     importing = {
         name
         for name, path in modules(PACKAGE).items()
         for each, for_types in imported(name, path)
-        if each.partition(".")[0] == "torch" and not for_types
+        if each.partition(".")[0] == "torch" and not for_types and room(name) != "tessera.etp"
     }
     assert importing == {TORCH}
+    others = {name: them for name, them in graph(PACKAGE).items() if room(name) != "tessera.etp"}
+    assert not any(room(each) == "tessera.etp" for them in others.values() for each in them)

@@ -1,0 +1,137 @@
+// ShardGroup: the ranks that share weights, and what they exchange beside a runtime.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/fail.h"
+#include "collective/group.h"
+#include "etp_values.h"
+#include "tessera/store.h"
+#include "waiting.h"
+
+namespace tessera::python {
+namespace {
+
+using etp::ShardGroup;
+
+ShardGroup::Options options_from(const std::string& name, std::optional<double> timeout) {
+  return {.name = name, .timeout = timeout_from("timeout", timeout, etp::kGroupTimeout)};
+}
+
+std::string text_of(nb::handle blob) {
+  const auto bytes = nb::cast<nb::bytes>(blob);
+  return {bytes.c_str(), bytes.size()};
+}
+
+// Bytes in, bytes out: nothing that a peer sends is taken for Python objects.
+ShardGroup form_over(const nb::callable& exchange, int rank, int size, const std::string& name,
+                     std::optional<double> timeout) {
+  const ShardGroup::Options options = options_from(name, timeout);
+  const nb::gil_scoped_release released;
+  const SignalHook hook;
+  return ShardGroup::over(
+      [&](const std::string& blob) {
+        const nb::gil_scoped_acquire acquired;
+        std::vector<std::string> blobs;
+        const nb::object answer = exchange(nb::bytes(blob.data(), blob.size()));
+        for (const nb::handle each : answer) blobs.push_back(text_of(each));
+        return blobs;
+      },
+      rank, size, options);
+}
+
+ShardGroup form_over_store(const std::string& url, const std::string& key, int rank, int size, const std::string& name,
+                           std::optional<double> timeout) {
+  const ShardGroup::Options options = options_from(name, timeout);
+  ShardGroup group = ShardGroup::single({});
+  call_interruptibly([&](std::stop_token stop) {
+    const std::unique_ptr<Store> store = open_store(url, {.stop = std::move(stop)});
+    group = ShardGroup::over_store(*store, key, rank, size, options);
+  });
+  return group;
+}
+
+// Another group of the same ranks. Nothing but the group itself carries its bootstrap.
+ShardGroup derive(const ShardGroup& group, const std::string& name) {
+  const nb::gil_scoped_release released;
+  const SignalHook hook;
+  const ShardGroup::Options options{.name = name, .timeout = group.impl()->timeout()};
+  if (group.size() == 1) return ShardGroup::single(options);
+  return ShardGroup::over([&](std::string blob) { return group.impl()->exchange("form " + name, std::move(blob)); },
+                          group.rank(), group.size(), options);
+}
+
+nb::typed<nb::list, nb::bytes> exchange(const ShardGroup& group, const std::string& what, const nb::bytes& blob) {
+  std::vector<std::string> blobs;
+  {
+    std::string own = text_of(blob);
+    const nb::gil_scoped_release released;
+    const SignalHook hook;
+    blobs = group.impl()->exchange(what, std::move(own));
+  }
+  nb::list found;
+  for (const std::string& each : blobs) found.append(nb::bytes(each.data(), each.size()));
+  return nb::typed<nb::list, nb::bytes>(found);
+}
+
+constexpr size_t kGatherBytes = size_t{64} << 20;  // of a rank at a time
+
+// Concatenates the ranks' bytes at `to`, in rank order. They are sent in pieces, so that copies stay small.
+void gather_bytes(const ShardGroup& group, const std::string& what, uintptr_t from, const std::vector<size_t>& bytes,
+                  uintptr_t to) {
+  const auto rank = static_cast<size_t>(group.rank());
+  if (bytes.size() != static_cast<size_t>(group.size()))
+    fail(ErrorCode::kInvalidArgument, "{}: sizes of {} ranks in a group of {}"_message, what, bytes.size(),
+         group.size());
+  const nb::gil_scoped_release released;
+  const SignalHook hook;
+  const size_t longest = *std::ranges::max_element(bytes);
+  for (size_t at = 0; at < longest; at += kGatherBytes) {
+    const auto piece = [&](size_t r) { return std::min(bytes[r] - std::min(at, bytes[r]), kGatherBytes); };
+    std::string own(piece(rank), '\0');
+    if (!own.empty()) std::memcpy(own.data(), at_address<std::byte>(from) + at, own.size());
+    const std::vector<std::string> pieces = group.impl()->exchange(what, std::move(own));
+    auto* place = at_address<std::byte>(to);
+    for (size_t r = 0; r < pieces.size(); ++r) {
+      if (pieces[r].size() != piece(r))
+        fail(ErrorCode::kMismatch, "{}: {} sent {} bytes, not {}"_message, what,
+             group.impl()->describe(static_cast<int>(r)), pieces[r].size(), piece(r));
+      if (!pieces[r].empty()) std::memcpy(place + at, pieces[r].data(), pieces[r].size());
+      place += bytes[r];
+    }
+  }
+}
+
+}  // namespace
+
+void bind_etp_group(nb::module_& module) {
+  nb::class_<ShardGroup>(module, "ShardGroup",
+                         "Ranks of one host that share weights. Collective calls are made by all ranks in one order.")
+      .def_static(
+          "single", [](const std::string& name) { return ShardGroup::single({.name = name}); }, nb::arg("name"))
+      .def_static("over", form_over, nb::arg("exchange"), nb::arg("rank"), nb::arg("size"), nb::arg("name"),
+                  nb::arg("timeout") = nb::none(),
+                  nb::sig("def over(exchange: collections.abc.Callable[[bytes], list[bytes]], rank: int, size: int, "
+                          "name: str, timeout: float | None = None) -> ShardGroup"),
+                  "Blocks until all ranks have joined. `exchange` gives every rank's bytes, in rank order.")
+      .def_static("over_store", form_over_store, nb::arg("url"), nb::arg("key"), nb::arg("rank"), nb::arg("size"),
+                  nb::arg("name"), nb::arg("timeout") = nb::none(), "Likewise, by way of a store.")
+      .def("derive", derive, nb::arg("name"), "Collective: another group of the same ranks.")
+      .def("exchange", exchange, nb::arg("what"), nb::arg("blob"), "Collective: every rank's bytes, in rank order.")
+      .def("gather_bytes", gather_bytes, nb::arg("what"), nb::arg("address"), nb::arg("bytes"), nb::arg("to"),
+           "Collective: concatenates what lies at every rank's `address`, of the sizes `bytes`, at `to`.")
+      .def("close",
+           [](ShardGroup& group) {
+             const nb::gil_scoped_release released;
+             const SignalHook hook;
+             group.close();
+           })
+      .def_prop_ro("rank", &ShardGroup::rank)
+      .def_prop_ro("size", &ShardGroup::size);
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,277 @@
+// The runtime of Extended Tensor Parallelism, for tessera.etp. Addresses are those of tensors that the package keeps
+// alive. Every call that may wait for other ranks releases the GIL, and ends when a signal handler raises.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/set.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <utility>
+
+#include "choice.h"
+#include "etp_values.h"
+
+namespace tessera::python {
+namespace {
+
+using etp::FullWeight;
+using etp::GradientBuffer;
+using etp::Phase;
+using etp::Runtime;
+using etp::WeightId;
+
+constexpr Choice<etp::GradientScale> kReductions[] = {{"mean", etp::GradientScale::kMean},
+                                                      {"sum", etp::GradientScale::kSum}};
+constexpr Choice<etp::PublishAt> kPublications[] = {{"update", etp::PublishAt::kUpdate},
+                                                    {"first_use", etp::PublishAt::kFirstUse}};
+constexpr Choice<Nonfinite> kNonfinite[] = {{"error", Nonfinite::kError}, {"propagate", Nonfinite::kPropagate}};
+
+// (weight, round, ranks that gave a gradient)
+using AddedTuple = std::tuple<WeightId, int64_t, int>;
+
+std::vector<AddedTuple> tuples_of(const std::vector<etp::Added>& added) {
+  std::vector<AddedTuple> tuples;
+  for (const auto& [weight, round, ranks] : added) tuples.emplace_back(weight, round, ranks);
+  return tuples;
+}
+
+std::optional<DType> dtype_named(const std::optional<std::string>& name) {
+  return name ? std::optional(parse_dtype(*name)) : std::nullopt;
+}
+
+etp::PrefetchMode prefetch_from(const std::string& name) {
+  if (name == "auto") return etp::PrefetchMode::kAuto;
+  constexpr Choice<etp::PrefetchMode> kModes[] = {{"on", etp::PrefetchMode::kOn}, {"off", etp::PrefetchMode::kOff}};
+  return chosen("prefetch", name, kModes);
+}
+
+Runtime* make_runtime(const etp::ShardGroup& group, const std::string& reduction, const std::string& prefetch,
+                      int distance, int expert_distance, std::optional<int64_t> cap_bytes, const std::string& publish,
+                      const std::string& nonfinite, std::optional<bool> check) {
+  etp::RuntimeOptions options{.scale = chosen("reduction", reduction, kReductions),
+                              .prefetch = prefetch_from(prefetch),
+                              .distance = distance,
+                              .expert_distance = expert_distance,
+                              .cap_bytes = cap_bytes,
+                              .publish = chosen("publish", publish, kPublications),
+                              .nonfinite = chosen("nonfinite", nonfinite, kNonfinite),
+                              .check = check,
+                              .while_waiting = [] { SignalHook::look(); }};
+  const nb::gil_scoped_release released;
+  return new Runtime(group, std::move(options));
+}
+
+WeightId add(Runtime& runtime, const std::string& name, int64_t rows, int64_t columns, const std::string& dtype,
+             const std::string& format, const std::optional<std::string>& compute,
+             const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen) {
+  const nb::gil_scoped_release released;
+  return runtime.add({.name = name,
+                      .rows = rows,
+                      .columns = columns,
+                      .dtype = parse_dtype(dtype),
+                      .format = format,
+                      .compute = dtype_named(compute),
+                      .accumulated = dtype_named(accumulated),
+                      .pad_for_alignment = pad_for_alignment,
+                      .frozen = frozen});
+}
+
+// This rank's rows; None where it has none. The memory lives as long as a tensor over it.
+nb::object shard(const Runtime& runtime, WeightId weight) {
+  const etp::WeightSpec spec = runtime.spec(weight);
+  std::byte* rows = runtime.shard(weight);
+  if (rows == nullptr) return nb::none();
+  return dlpack_capsule(rows, runtime.rows(weight).size(), spec.columns, spec.dtype, runtime.shard_keeper(weight));
+}
+
+// Leaves zeros behind.
+void take_gradient(Runtime& runtime, WeightId weight, uintptr_t to) {
+  const nb::gil_scoped_release released;
+  const etp::WeightSpec spec = runtime.spec(weight);
+  const int64_t elements = runtime.rows(weight).size() * spec.columns;
+  const auto bytes = static_cast<size_t>(bytes_of(spec.accumulated.value_or(DType::kF32), elements));
+  void* rows = runtime.gradient(weight);
+  std::memcpy(at_address<void>(to), rows, bytes);
+  std::memset(rows, 0, bytes);
+}
+
+// (capsule over [F, K], version). The buffer goes back when the tensor's storage goes.
+std::pair<nb::object, int64_t> acquire(Runtime& runtime, WeightId weight, const std::string& phase, int micro_batch,
+                                       bool expects_backward, bool first_micro_batch, std::optional<int64_t> version) {
+  const Phase chosen_phase = phase == "fwd" ? Phase::kForward : phase == "bwd" ? Phase::kBackward : Phase::kRecompute;
+  std::shared_ptr<FullWeight> full;
+  {
+    const nb::gil_scoped_release released;
+    full = std::make_shared<FullWeight>(runtime.acquire(weight, chosen_phase,
+                                                        {.micro_batch = micro_batch,
+                                                         .expects_backward = expects_backward,
+                                                         .first_micro_batch = first_micro_batch,
+                                                         .version = version}));
+  }
+  const FullWeight& found = *full;
+  return {dlpack_capsule(found.data(), found.rows(), found.columns(), found.dtype(), full), found.version()};
+}
+
+// Room for a gradient: its owner, and a capsule of a tensor that must not be used once it has been produced.
+std::pair<nb::object, nb::object> gradient_buffer(Runtime& runtime, WeightId weight, int micro_batch) {
+  GradientBuffer buffer;
+  {
+    const nb::gil_scoped_release released;
+    buffer = runtime.gradient_buffer(weight, micro_batch);
+  }
+  const nb::object capsule = dlpack_capsule(buffer.data(), buffer.rows(), buffer.columns(), buffer.dtype(), nullptr);
+  return {nb::cast(std::move(buffer)), capsule};
+}
+
+void bind_steps(nb::class_<Runtime>& bound) {
+  const nb::call_guard<nb::gil_scoped_release> released;
+  bound
+      .def("acquire", acquire, nb::arg("weight"), nb::arg("phase"), nb::arg("micro_batch") = 0,
+           nb::arg("expects_backward") = false, nb::arg("first_micro_batch") = false, nb::arg("version") = nb::none(),
+           nb::sig("def acquire(self, weight: int, phase: str, micro_batch: int = 0, expects_backward: bool = False, "
+                   "first_micro_batch: bool = False, version: int | None = None) -> tuple[typing.Any, int]"),
+           "Gathers a weight: a DLPack capsule over [F, K], and the version.")
+      .def("gradient_buffer", gradient_buffer, nb::arg("weight"), nb::arg("micro_batch") = 0,
+           nb::sig("def gradient_buffer(self, weight: int, micro_batch: int = 0) -> tuple[GradientBuffer, typing.Any]"),
+           "Room for a gradient, and a DLPack capsule over it.")
+      .def(
+          "produce", [](Runtime& runtime, GradientBuffer& buffer) { runtime.produce(std::move(buffer)); },
+          nb::arg("gradient"), released)
+      .def(
+          "give_replicated",
+          [](Runtime& runtime, uint32_t replicated, uintptr_t gradient, uintptr_t accumulated,
+             const std::string& accumulated_dtype) {
+            runtime.give_replicated(replicated, at_address<void>(gradient), at_address<void>(accumulated),
+                                    parse_dtype(accumulated_dtype));
+          },
+          nb::arg("replicated"), nb::arg("gradient"), nb::arg("accumulated"), nb::arg("accumulated_dtype"),
+          "Addresses, or 0 for no gradient of this rank; they are used by the next drain.")
+      .def("added", [](Runtime& runtime) { return tuples_of(runtime.added()); })
+      .def(
+          "drain", [](Runtime& runtime) { return tuples_of(runtime.drain()); }, released)
+      .def("abandon", &Runtime::abandon, released)
+      .def(
+          "begin_update", [](Runtime& runtime, const std::vector<WeightId>& weights) { runtime.begin_update(weights); },
+          nb::arg("weights"), released)
+      .def("end_update", &Runtime::end_update, released)
+      .def(
+          "publish", [](Runtime& runtime, const std::vector<WeightId>& weights) { runtime.publish(weights); },
+          nb::arg("weights"), released);
+}
+
+void bind_weights(nb::class_<Runtime>& bound) {
+  const nb::call_guard<nb::gil_scoped_release> released;
+  bound
+      .def("add", add, nb::arg("name"), nb::arg("rows"), nb::arg("columns"), nb::arg("dtype"), nb::arg("format") = "",
+           nb::arg("compute") = nb::none(), nb::arg("accumulated") = nb::none(), nb::arg("pad_for_alignment") = 16,
+           nb::arg("frozen") = false)
+      .def(
+          "add_replicated",
+          [](Runtime& runtime, const std::string& name, int64_t elements, const std::string& dtype) {
+            return runtime.add_replicated(name, elements, parse_dtype(dtype));
+          },
+          nb::arg("name"), nb::arg("elements"), nb::arg("dtype"))
+      .def("start", &Runtime::start, released)
+      .def(
+          "rows",
+          [](const Runtime& runtime, WeightId weight) {
+            const etp::RowRange rows = runtime.rows(weight);
+            return std::pair(rows.begin, rows.end);
+          },
+          nb::arg("weight"))
+      .def("shard_rows", &Runtime::shard_rows, nb::arg("weight"), "With padding, of every rank.")
+      .def("version", &Runtime::version, nb::arg("weight"))
+      .def("shard", shard, nb::arg("weight"), nb::sig("def shard(self, weight: int) -> typing.Any"),
+           "A DLPack capsule over this rank's rows; None where it has none.")
+      .def(
+          "set_gradient",
+          [](Runtime& runtime, WeightId weight, uintptr_t rows, const std::string& dtype) {
+            runtime.set_gradient(weight, at_address<void>(rows), parse_dtype(dtype));
+          },
+          nb::arg("weight"), nb::arg("rows"), nb::arg("dtype"), "Where folds add; 0: memory of the runtime's own.")
+      .def("take_gradient", take_gradient, nb::arg("weight"), nb::arg("to"),
+           "Moves what has been folded into the runtime's own memory to an address.")
+      .def("set_frozen", &Runtime::set_frozen, nb::arg("weight"), nb::arg("frozen"), released)
+      .def("classify", &Runtime::classify, nb::arg("graph_scope"), nb::arg("moe_shared_expert_overlap") = false);
+}
+
+void bind_report(nb::module_& module) {
+  using Report = etp::RuntimeReport;
+  nb::class_<Report::Weight>(module, "EtpWeightReport")
+      .def_ro("name", &Report::Weight::name)
+      .def_prop_ro("rows", [](const Report::Weight& self) { return std::pair(self.rows.begin, self.rows.end); })
+      .def_ro("version", &Report::Weight::version)
+      .def_ro("chain", &Report::Weight::chain)
+      .def_ro("format", &Report::Weight::format)
+      .def_ro("frozen", &Report::Weight::frozen)
+      .def_ro("shard_bytes", &Report::Weight::shard_bytes)
+      .def_ro("publication_bytes", &Report::Weight::publication_bytes)
+      .def_ro("gradient_bytes", &Report::Weight::gradient_bytes)
+      .def_ro("gathered_bytes", &Report::Weight::gathered_bytes);
+  nb::class_<Report::Key>(module, "EtpKeyReport")
+      .def_ro("key", &Report::Key::key)
+      .def_ro("bytes", &Report::Key::bytes)
+      .def_ro("peak_bytes", &Report::Key::peak_bytes);
+  nb::class_<Report>(module, "EtpReport",
+                     "What a model holds on this rank now, in bytes, and what happened since it was sharded.")
+      .def_ro("rank", &Report::rank)
+      .def_ro("size", &Report::size)
+      .def_ro("weights", &Report::weights)
+      .def_ro("keys", &Report::keys)
+      .def_ro("shard_bytes", &Report::shard_bytes)
+      .def_ro("publication_bytes", &Report::publication_bytes)
+      .def_ro("gradient_bytes", &Report::gradient_bytes)
+      .def_ro("gathered_bytes", &Report::gathered_bytes)
+      .def_ro("gathered_peak_bytes", &Report::gathered_peak_bytes)
+      .def_ro("produced_bytes", &Report::produced_bytes)
+      .def_ro("produced_peak_bytes", &Report::produced_peak_bytes)
+      .def_ro("replicated_bytes", &Report::replicated_bytes)
+      .def_ro("consumptions", &Report::consumptions)
+      .def_ro("prefetched", &Report::prefetched)
+      .def_ro("on_demand", &Report::on_demand)
+      .def_ro("in_place", &Report::in_place)
+      .def_ro("mispredicted", &Report::mispredicted)
+      .def_ro("over_cap", &Report::over_cap)
+      .def_ro("bytes_gathered", &Report::bytes_gathered)
+      .def_ro("rounds", &Report::rounds)
+      .def_ro("folds", &Report::folds)
+      .def_ro("left_out", &Report::left_out)
+      .def_ro("pool_grown", &Report::pool_grown)
+      .def_ro("room_waits", &Report::room_waits)
+      .def_ro("publications", &Report::publications)
+      .def_ro("max_exchanges", &Report::max_exchanges)
+      .def_ro("drains", &Report::drains)
+      .def_ro("updates", &Report::updates)
+      .def_ro("exposed_seconds", &Report::exposed_seconds);
+  using Forecast = etp::RuntimeForecast;
+  nb::class_<Forecast>(module, "EtpForecast", "Bytes that a rank will hold at its peak, before the first step.")
+      .def_ro("parameters", &Forecast::parameters)
+      .def_ro("publication", &Forecast::publication)
+      .def_ro("gradients", &Forecast::gradients)
+      .def_ro("gathered", &Forecast::gathered)
+      .def_ro("produced", &Forecast::produced)
+      .def_ro("replicated", &Forecast::replicated)
+      .def_prop_ro("total", &Forecast::total);
+}
+
+}  // namespace
+
+void bind_etp_runtime(nb::module_& module) {
+  nb::class_<GradientBuffer>(module, "GradientBuffer", "Room for a gradient in shared memory.");
+  bind_report(module);
+  nb::class_<Runtime> bound(module, "EtpRuntime", "The weights of one model; tessera.etp is built on it.");
+  bound.def(nb::new_(&make_runtime), nb::arg("group"), nb::arg("reduction") = "mean", nb::arg("prefetch") = "auto",
+            nb::arg("distance") = 1, nb::arg("expert_distance") = 2, nb::arg("cap_bytes") = nb::none(),
+            nb::arg("publish") = "update", nb::arg("nonfinite") = "error", nb::arg("check") = nb::none());
+  bind_weights(bound);
+  bind_steps(bound);
+  const nb::call_guard<nb::gil_scoped_release> released;
+  bound.def("report", &Runtime::report, released)
+      .def("forecast", &Runtime::forecast, released)
+      .def("explain", &Runtime::explain, nb::arg("step") = -1, released)
+      .def("close", &Runtime::close, released);
+}
+
+}  // namespace tessera::python

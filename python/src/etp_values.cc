@@ -1,0 +1,78 @@
+#include "etp_values.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <utility>
+
+#include "base/fail.h"
+#include "dlpack_exchange.h"
+
+namespace tessera::python {
+namespace {
+
+constexpr const char* kCapsuleName = "dltensor";  // a consumer renames it, and then calls the deleter itself
+constexpr int32_t kHost = 1;
+
+struct Lent {
+  dlpack::ManagedTensor managed{};
+  std::array<int64_t, 2> shape{};
+  std::array<int64_t, 2> strides{};
+  std::shared_ptr<void> keeper;
+};
+
+void give_back(dlpack::ManagedTensor* managed) {
+  delete static_cast<Lent*>(managed->context);
+}
+
+void drop(PyObject* capsule) {
+  if (PyCapsule_IsValid(capsule, kCapsuleName) == 0) return;
+  auto* managed = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule, kCapsuleName));
+  managed->deleter(managed);
+}
+
+dlpack::DataType data_type(DType dtype) {
+  const auto bits = static_cast<uint8_t>(bits_of(dtype));
+  switch (dtype) {
+    case DType::kF64:
+    case DType::kF32:
+    case DType::kF16:
+      return {.code = dlpack::kFloat, .bits = bits, .lanes = 1};
+    case DType::kBF16:
+      return {.code = dlpack::kBFloat, .bits = bits, .lanes = 1};
+    case DType::kU8:
+      return {.code = dlpack::kUnsigned, .bits = bits, .lanes = 1};
+    default:
+      fail_internal("no tensor of torch is made of {}", to_string(dtype));
+  }
+}
+
+}  // namespace
+
+void SignalHook::look(void*) {
+  if (::gettid() != ::getpid()) return;
+  const nb::gil_scoped_acquire acquired;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+nb::object dlpack_capsule(const void* data, int64_t rows, int64_t columns, DType dtype, std::shared_ptr<void> keeper) {
+  auto lent = std::make_unique<Lent>();
+  lent->shape = {rows, columns};
+  lent->strides = {columns, 1};
+  lent->keeper = std::move(keeper);
+  lent->managed = {.tensor = {.data = const_cast<void*>(data),
+                              .device = {.type = kHost, .id = 0},
+                              .ndim = 2,
+                              .dtype = data_type(dtype),
+                              .shape = lent->shape.data(),
+                              .strides = lent->strides.data(),
+                              .byte_offset = 0},
+                   .context = lent.get(),
+                   .deleter = give_back};
+  PyObject* capsule = PyCapsule_New(&lent->managed, kCapsuleName, drop);
+  if (capsule == nullptr) throw nb::python_error();
+  std::ignore = lent.release();
+  return nb::steal(capsule);
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,46 @@
+"""Extended tensor parallelism for PyTorch: every rank keeps 1/N of each weight, its gradient and its optimiser state.
+
+    from tessera import etp
+
+    group = etp.init_group()                       # over torch's default process group
+    etp.shard_module_(model, group)                # in place, before the optimiser is made
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(x).loss.backward()                       # gathers weights as they are used, reduces their gradients
+    etp.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+The full weight exists only around the operation that uses it. Ranks of a group work on different tokens; the result is
+that of the unsharded model over all of them, bit for bit (docs/design/etp.md says under which conditions).
+
+Collective calls are made by all ranks of a group in one order: shard_module_(), the end of a backward, an optimiser's
+step, update(), logical(), summon(), unshard_(), clip_grad_norm_(). This package imports torch.
+"""
+
+from ._config import update_config
+from ._group import Group, init_group
+from ._norms import clip_grad_norm_
+from ._optimizers import allow_optimizer
+from ._parameter import ShardedParameter, Weight
+from ._report import explain, forecast, report
+from ._shard import shard_module_, unshard_
+from ._views import local, logical, summon, update, wait_async_comms
+
+__all__ = [
+    "Group",
+    "ShardedParameter",
+    "Weight",
+    "allow_optimizer",
+    "clip_grad_norm_",
+    "explain",
+    "forecast",
+    "init_group",
+    "local",
+    "logical",
+    "report",
+    "shard_module_",
+    "summon",
+    "unshard_",
+    "update",
+    "update_config",
+    "wait_async_comms",
+]

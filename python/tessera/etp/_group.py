@@ -1,0 +1,150 @@
+"""The ranks that share weights, and how they find each other."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed
+
+from .. import _core
+from .._arguments import optional_text, seconds, text, whole
+from .._closing import Closing, close_at_exit
+from .._errors import Error, InvalidArgumentError, MismatchError
+
+_MAX_RANKS = 1 << 16
+
+
+class Group(Closing):
+    """The ranks of one host that share weights; made by init_group(). As a context manager it closes itself.
+
+    Attributes:
+        name: In messages.
+        rank: This process, from 0.
+        size: How many share each weight.
+    """
+
+    def __init__(self, core: _core.ShardGroup, name: str) -> None:
+        self.name = name
+        self.core = core
+        self.rank = core.rank
+        self.size = core.size
+        self._models = 0
+        self._closed = False
+        close_at_exit(self)
+
+    def of_model(self) -> _core.ShardGroup:
+        """A group for one model, with the same ranks. Collective."""
+        if self._closed:
+            raise InvalidArgumentError(f"ETP group {self.name} is closed: init_group() again")
+        self._models += 1
+        return self.core.derive(f"{self.name}/{self._models - 1}")
+
+    def close(self) -> None:
+        """Leaves it: call it on every rank. Models that are sharded over it keep groups of their own. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.core.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Error:
+            if error is None:  # else it is a consequence, and says less
+                raise
+
+    def __repr__(self) -> str:
+        return f"Group({self.name!r}, rank={self.rank}, size={self.size})"
+
+
+def init_group(
+    process_group: Any = None,
+    mesh: Any = None,
+    store: str | None = None,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    name: str = "etp",
+    timeout: float = 60.0,
+) -> Group:
+    """Makes a group of ranks that share weights. Collective over them; they are processes of one host.
+
+    The process group carries one exchange of bytes here, and is not used afterwards. Without any of the first three
+    arguments it is torch's default group, if that is initialised; else the group has one rank.
+
+    Args:
+        process_group: A torch.distributed ProcessGroup.
+        mesh: A DeviceMesh of one dim: an axis of a larger one is mesh["etp"].
+        store: URL of a Tessera store, such as "auto"; no torch.distributed is needed then.
+        rank, size: With a store. None: RANK and WORLD_SIZE.
+        name: The group's, in messages; with a store the ranks find each other by it.
+        timeout: Seconds that a rank waits for the others, here and later.
+    """
+    name, timeout = text("name", name), seconds("timeout", timeout)
+    if sum(each is not None for each in (process_group, mesh, store)) > 1:
+        raise InvalidArgumentError("init_group: give a process_group, a mesh or a store, not several of them")
+    if store is not None:
+        return _over_store(optional_text("store", store), rank, size, name, timeout)
+    if rank is not None or size is not None:
+        raise InvalidArgumentError("init_group: rank and size go with a store; a process group has its own")
+    if mesh is not None:
+        if mesh.ndim != 1:
+            raise InvalidArgumentError(
+                f"mesh {mesh}: ETP shards over one dim, and it has {mesh.ndim}: give one axis, such as mesh['etp']"
+            )
+        process_group = mesh.get_group()
+    if process_group is None:
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return Group(_core.ShardGroup.single(name), name)
+        process_group = torch.distributed.group.WORLD
+    return _over_process_group(process_group, name, timeout)
+
+
+def _over_store(url: str, rank: int | None, size: int | None, name: str, timeout: float) -> Group:
+    rank = _placed("rank", rank, "RANK", 0)
+    size = _placed("size", size, "WORLD_SIZE", 1)
+    if rank >= size:
+        raise InvalidArgumentError(f"rank {rank} of {size}: ranks go from 0 to size - 1")
+    # A launcher that restarts ranks gives them another life, which must not meet the keys of the last one.
+    life = "-".join(os.environ.get(each, "") for each in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
+    namespace = os.environ.get("TESSERA_NAMESPACE", "default")
+    key = f"{namespace}/etp/{name}/{life}"
+    return Group(_core.ShardGroup.over_store(url, key, rank, size, name, timeout), name)
+
+
+def _placed(what: str, value: int | None, variable: str, lowest: int) -> int:
+    if value is None:
+        given = os.environ.get(variable, "")
+        if not given.isdigit():
+            raise InvalidArgumentError(f"{what} is not given, and {variable} is {given!r}: give {what}=")
+        value = int(given)
+    return whole(what, value, lowest, _MAX_RANKS)
+
+
+def _over_process_group(process_group: Any, name: str, timeout: float) -> Group:
+    rank = torch.distributed.get_rank(process_group)
+    size = torch.distributed.get_world_size(process_group)
+    if rank < 0:
+        raise InvalidArgumentError("process_group: this process is none of its ranks")
+    nccl = torch.distributed.get_backend(process_group) == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+    def exchange(blob: bytes) -> list[bytes]:
+        """As all_gather_object, but of bytes: nothing is unpickled."""
+        lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
+        own = torch.tensor([len(blob)], dtype=torch.int64, device=device)
+        torch.distributed.all_gather(lengths, own, group=process_group)
+        sizes = [int(length) for length in lengths]
+        if min(sizes) < 1 or max(sizes) > 1 << 20:
+            raise MismatchError(f"init_group: ranks sent {sizes} bytes: run the same release on all ranks")
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        found = [torch.zeros(max(sizes), dtype=torch.uint8, device=device) for _ in range(size)]
+        torch.distributed.all_gather(found, padded.to(device), group=process_group)
+        return [bytes(each[:length].tolist()) for each, length in zip(found, sizes, strict=True)]
+
+    return Group(_core.ShardGroup.over(exchange, rank, size, name, timeout), name)

@@ -1,0 +1,232 @@
+"""What the package knows of one model: its weights, what is under way, and when its ranks meet."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
+
+from .. import _core
+from .._closing import Closing, close_at_exit
+from .._errors import CancelledError, InvalidArgumentError
+from ._group import Group
+from ._parameter import Weight
+from ._replicated import Replicated
+
+_task_of_this_backward = torch._C._current_graph_task_id
+_NO_TASK = -1
+
+_models: weakref.WeakSet[ShardedModel] = weakref.WeakSet()
+
+
+def models_of_this_process() -> list[ShardedModel]:
+    """Of modules that somebody still has; in the order in which they were sharded, which is that of other ranks."""
+    return sorted((model for model in _models if model.alive), key=lambda model: model.number)
+
+
+class ShardedModel(Closing):
+    """The weights of one model, and its runtime. Used by one thread at a time.
+
+    The ranks meet at the end of the outermost backward, which adds all gradients, and when weights are updated.
+    """
+
+    _made = 0
+
+    def __init__(self, group: Group, core: _core.ShardGroup, runtime: _core.EtpRuntime) -> None:
+        self.group = group
+        self.core = core
+        self.runtime = runtime
+        self.weights: list[Weight] = []
+        self.replicated: list[Replicated] = []
+        self.micro_batch = 0  # backwards since the last update
+        self.updating = False
+        self.anchor = torch.zeros((), requires_grad=True)  # autograd's way to a weight that is not its input
+        self._handles: list[RemovableHandle] = []
+        self._module: Callable[[], torch.nn.Module | None] = lambda: None
+        self._tasks: list[int] = []  # of backwards under way, outermost first
+        self.number = ShardedModel._made
+        ShardedModel._made += 1
+        _models.add(self)
+        close_at_exit(self)
+
+    def close(self) -> None:
+        """Ends its streams. Not collective. Idempotent."""
+        _models.discard(self)
+        self.runtime.close()
+
+    # --- hooks
+
+    def watch(self, module: torch.nn.Module) -> None:
+        """Follows what is frozen, makes an update of load_state_dict(), and takes gradients of what is whole."""
+        loading = []
+
+        def forward(*_: Any) -> None:
+            if self.idle:
+                self.follow_frozen()
+
+        def load(*_: Any) -> None:
+            if not self.updating:
+                loading.append(True)
+                self.begin_update(self.weights)
+
+        def loaded(*_: Any) -> None:
+            if loading:
+                loading.clear()
+                self.end_update()
+
+        self._module = weakref.ref(module)
+        self._handles += [
+            module.register_forward_pre_hook(forward),
+            module.register_load_state_dict_pre_hook(load),  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_post_hook(loaded),  # type: ignore[no-untyped-call]
+        ]
+        for replicated in self.replicated:
+            replicated.attach()
+
+    def unwatch(self) -> None:
+        """Leaves the module and its whole parameters as they were."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for replicated in self.replicated:
+            replicated.detach()
+
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        self.unwatch()
+        try:
+            yield
+        finally:
+            module = self._module()
+            if module is not None:
+                self.watch(module)
+
+    @property
+    def alive(self) -> bool:
+        return self._module() is not None
+
+    @property
+    def idle(self) -> bool:
+        """Neither a backward nor an update is under way."""
+        return not self._tasks and not self.updating
+
+    # --- backwards
+
+    def phase(self) -> str:
+        """Of a forward use of a weight that happens now."""
+        task = _task_of_this_backward()
+        if task != _NO_TASK:
+            self._join(task)
+            return "recompute"
+        if self._tasks or self.updating:
+            self._recover()
+        return "fwd"
+
+    def enter_backward(self) -> None:
+        """Called by every node of the graph that has to do with weights."""
+        self._join(_task_of_this_backward())
+
+    def _join(self, task: int) -> None:
+        """Has the ranks meet when this backward ends, unless another one is around it: autograd's end of a backward is
+        also that of one inside another (a checkpoint's), which has joined before."""
+        if task not in self._tasks:
+            self._tasks.append(task)
+            Variable._execution_engine.queue_callback(lambda: self._leave(task))
+
+    def _leave(self, task: int) -> None:
+        if task in self._tasks:
+            del self._tasks[self._tasks.index(task) :]  # those within have ended, or failed
+        if not self._tasks:
+            self.drain()
+            self.micro_batch += 1
+
+    def _recover(self) -> None:
+        """After a backward or an optimiser's step that failed: the other ranks are told, or get its weights."""
+        if self.updating:
+            self.end_update()
+        if self._tasks:
+            self._tasks.clear()
+            self._meet(self._abandon)
+            self._discard()
+
+    # --- meetings
+
+    def drain(self) -> None:
+        """Collective: every gradient of every rank is added, then hooks are called."""
+        self._meet(self.runtime.drain)
+
+    def _meet(self, meeting: Callable[[], list[tuple[int, int, int]]]) -> None:
+        """`meeting` returns what has been added. All additions come before the first hook."""
+        with DisableTorchFunctionSubclass(), torch.no_grad():
+            for weight in self.weights:
+                weight.before_drain()
+            for replicated in self.replicated:
+                replicated.give()
+            added: set[int] = set()
+            try:
+                added = {number for number, *_ in meeting()}
+            except CancelledError:  # another rank has abandoned its backward
+                self._discard()
+                raise
+            finally:
+                for weight in self.weights:
+                    weight.after_drain(weight.number in added)
+                changed = [each for each in self.replicated if each.take()]
+        for weight in self.weights:
+            if weight.hooks and weight.number in added:
+                weight.hooks.call(weight.parameter)
+        for replicated in changed:
+            replicated.hooks.call(replicated.parameter)
+
+    def _discard(self) -> None:
+        """Gradients without those of a rank that has abandoned its backward are worth nothing."""
+        for weight in self.weights:
+            weight.parameter.grad = None
+        for replicated in self.replicated:
+            replicated.discard()
+
+    def _abandon(self) -> list[tuple[int, int, int]]:
+        self.runtime.abandon()
+        return self.runtime.added()
+
+    def begin_update(self, weights: Iterable[Weight]) -> None:
+        """Collective: no rank reads these weights any longer, and their rows may be written."""
+        if self.updating:
+            raise InvalidArgumentError(
+                f"{self.weights[0].name} and others: an update is under way; updates of one model do not nest"
+            )
+        if self._tasks and _task_of_this_backward() == _NO_TASK:
+            self._recover()
+        updated = list(weights)
+        for weight in updated:
+            weight.require_in_place()
+
+        def meeting() -> list[tuple[int, int, int]]:
+            self.runtime.begin_update([weight.number for weight in updated])
+            self.updating = True
+            return self.runtime.added()
+
+        self._meet(meeting)
+
+    def end_update(self) -> None:
+        """Collective: publishes them."""
+        self.updating = False
+        self.micro_batch = 0
+        self.runtime.end_update()
+        self.follow_frozen()
+
+    def follow_frozen(self) -> None:
+        """Parameters may be frozen, and released, at any time between backwards."""
+        for weight in self.weights:
+            frozen = not weight.parameter.requires_grad
+            if frozen != weight.frozen:
+                self.runtime.set_frozen(weight.number, frozen)
+                weight.frozen = frozen
+        for replicated in self.replicated:
+            replicated.follow()

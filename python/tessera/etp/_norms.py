@@ -1,0 +1,160 @@
+"""Norms of logical gradients: of all rows, whatever rank has them. The same value on all ranks, and for every N."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from .. import _core
+from .._errors import InvalidArgumentError
+from ._group import Group
+
+_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
+
+
+class Rows(Protocol):
+    """What a norm needs of a weight: who has which rows."""
+
+    group: Group
+    shape: torch.Size
+    shard_rows: int
+
+
+class ShardedGradient(torch.Tensor):
+    """The .grad of a sharded parameter. Functions that compute a norm give that of the logical gradient, and are
+    collective; all others see this rank's rows, and return plain tensors. torch.nn.utils.clip_grad_norm_() is right so.
+    """
+
+    etp: Rows
+    rows: torch.Tensor
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        norm = _functions.get(func)
+        if norm is not None:
+            found = norm(*args, **(kwargs or {}))
+            if found is not NotImplemented:
+                return found
+        with DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def typed(rows: torch.Tensor, weight: Rows) -> torch.Tensor:
+    """The same memory, as a gradient of that weight."""
+    if weight.group.size == 1:
+        return rows
+    gradient: ShardedGradient = torch.Tensor._make_subclass(ShardedGradient, rows)
+    gradient.etp, gradient.rows = weight, rows
+    return gradient
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's rows; a tensor that is not of this type is returned as it is."""
+    return tensor.rows if type(tensor) is ShardedGradient else tensor
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> torch.Tensor:
+    """Scales gradients so that their norm, taken together, is at most max_norm; returns the norm, an f64 scalar.
+
+    As torch.nn.utils.clip_grad_norm_(), with one exchange between ranks for all parameters, sharded and others. Sums
+    are in f64 and in the order of rows: the norm is the same on all ranks, and for every number of ranks, 1 included.
+    Collective.
+    """
+    if isinstance(parameters, torch.Tensor):
+        parameters = [parameters]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    total = torch.tensor(_norms(gradients, float(norm_type), together=True)[0] if gradients else 0.0).double()
+    if error_if_nonfinite and not bool(torch.isfinite(total)):
+        raise InvalidArgumentError(
+            f"the norm of order {norm_type} of {len(gradients)} gradients is {float(total)}: they cannot be clipped"
+        )
+    factor = min(max_norm / (float(total) + 1e-6), 1.0)
+    if not factor >= 1:  # NaN, too
+        rows = [plain(gradient) for gradient in gradients]
+        for dtype in {each.dtype for each in rows}:
+            torch._foreach_mul_([each for each in rows if each.dtype == dtype], factor)
+    return total
+
+
+def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[float]:
+    group = None
+    parts = []
+    alive = []  # contiguous copies, while their addresses are used
+    for gradient in gradients:
+        weight = gradient.etp if type(gradient) is ShardedGradient else None
+        rows = plain(gradient).detach().contiguous()
+        if rows.dtype not in _NAMES or rows.device.type != "cpu":
+            raise InvalidArgumentError(f"a norm of {rows.dtype} on {rows.device}: floats in host memory are possible")
+        alive.append(rows)
+        if weight is None:
+            first = rows.shape[0] if rows.dim() > 0 else 1
+            parts.append((rows.data_ptr(), first, rows.numel() // max(first, 1), _NAMES[rows.dtype], 0, first))
+            continue
+        if group is not None and group.core is not weight.group.core:
+            raise InvalidArgumentError(f"a norm of gradients of two ETP groups, {group} and {weight.group}: take two")
+        group = weight.group
+        shape = rows.shape
+        parts.append((rows.data_ptr(), shape[0], shape[1], _NAMES[rows.dtype], weight.shard_rows, weight.shape[0]))
+    core = _core.ShardGroup.single("norm") if group is None else group.core
+    return _core.etp_norms(core, parts, order, together)
+
+
+# --- torch's functions
+
+
+def _scalar(value: float, like: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return torch.tensor(value, dtype=dtype or like.dtype)
+
+
+def _vector_norm(
+    x: torch.Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None
+) -> Any:
+    if type(x) is not ShardedGradient or dim is not None or keepdim or out is not None:
+        return NotImplemented
+    return _scalar(_norms([x], float(ord), together=True)[0], x.rows, dtype)
+
+
+def _norm(
+    input: torch.Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
+) -> Any:
+    return _vector_norm(input, 2.0 if p in ("fro", None) else float(p), dim, keepdim, dtype=dtype, out=out)
+
+
+def _linalg_norm(
+    A: torch.Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *, out: Any = None, dtype: Any = None
+) -> Any:
+    return NotImplemented if ord is not None else _vector_norm(A, 2.0, dim, keepdim, dtype=dtype, out=out)
+
+
+def _foreach_norm(tensors: list[torch.Tensor], ord: float = 2, dtype: Any = None) -> Any:
+    found = _norms(list(tensors), float(ord), together=False)
+    return tuple(_scalar(value, plain(each), dtype) for value, each in zip(found, tensors, strict=True))
+
+
+def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    """GradScaler's: a value that is not finite is found on all ranks, so that all of them skip the step."""
+    torch._amp_foreach_non_finite_check_and_unscale_([plain(each) for each in grads], found_inf, inv_scale)
+    group = next(each.etp.group for each in grads if type(each) is ShardedGradient)
+    own = struct.pack("=f", float(found_inf))
+    found_inf.fill_(max(struct.unpack("=f", each)[0] for each in group.core.exchange("found_inf", own)))
+
+
+_functions: dict[Any, Callable[..., Any]] = {
+    torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
+    torch.linalg.vector_norm: _vector_norm,
+    torch.linalg.norm: _linalg_norm,
+    torch.norm: _norm,
+    torch.Tensor.norm: _norm,
+    torch._foreach_norm: _foreach_norm,
+}

@@ -1,0 +1,117 @@
+"""Optimisers: each step of one that holds sharded parameters is an update, by hooks that see every optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from .._errors import InvalidArgumentError
+from ._norms import ShardedGradient
+from ._parameter import Model, ShardedParameter, Weight
+
+# Their steps treat every element by itself, so that rows of a weight are updated as in the whole one.
+_ELEMENTWISE = {
+    f"torch.optim.{name}"
+    for name in (
+        "adadelta",
+        "adagrad",
+        "adam",
+        "adamax",
+        "adamw",
+        "asgd",
+        "nadam",
+        "radam",
+        "rmsprop",
+        "rprop",
+        "sgd",
+    )
+}
+_allowed: set[type[torch.optim.Optimizer]] = set()
+
+Updates = list[tuple[Model, list[Weight]]]
+_under_way: dict[int, tuple[Updates, list[tuple[ShardedParameter, ShardedGradient]]]] = {}  # by optimiser
+
+
+def allow_optimizer(kind: type[torch.optim.Optimizer]) -> None:
+    """Says that an optimiser's step treats every element by itself, so that it may hold sharded parameters. torch's own
+    are known."""
+    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+        raise InvalidArgumentError(f"allow_optimizer({kind!r}): give a class of optimisers")
+    _allowed.add(kind)
+
+
+def is_elementwise(kind: type[torch.optim.Optimizer]) -> bool:
+    return kind in _allowed or getattr(kind.step, "__module__", "") in _ELEMENTWISE
+
+
+def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
+    """The weights that it may write, by model, in an order that all ranks share."""
+    found: dict[int, tuple[Model, list[Weight]]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if type(parameter) is ShardedParameter and parameter.requires_grad:
+                weight = parameter.etp
+                found.setdefault(weight.model.number, (weight.model, []))[1].append(weight)
+    return [found[number] for number in sorted(found)]
+
+
+def _begin(optimizer: torch.optim.Optimizer, updates: Updates) -> None:
+    for model, weights in updates:
+        model.begin_update(weights)
+    # Elementwise work needs no type that watches for norms.
+    swapped = []
+    for _, weights in updates:
+        for weight in weights:
+            parameter = weight.parameter
+            gradient = parameter.grad
+            if type(gradient) is ShardedGradient:
+                parameter.grad = gradient.rows
+                swapped.append((parameter, gradient))
+    _under_way[id(optimizer)] = (updates, swapped)
+
+
+def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    updates = updates_of(optimizer)
+    if not updates:
+        return None
+    kind = type(optimizer)
+    if not is_elementwise(kind):
+        raise InvalidArgumentError(
+            f"{kind.__name__} holds {updates[0][1][0].name}, of which this rank has some rows, and its step needs "
+            "whole weights: take an elementwise optimiser (AdamW, SGD, ...), leave the weight out of shard_module_() "
+            "by filter=, or, if every element is updated by itself, call etp.allow_optimizer() with its class"
+        )
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        _begin(optimizer, updates)
+        return None
+
+    def evaluate() -> Any:
+        """The closure computes gradients, which needs the weights: the update begins after it."""
+        loss = closure()
+        _begin(optimizer, updates)
+        return loss
+
+    return (*args[:1], evaluate, *args[2:]), {name: each for name, each in kwargs.items() if name != "closure"}
+
+
+def _after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    updates, swapped = _under_way.pop(id(optimizer), ([], []))
+    for parameter, gradient in swapped:
+        if parameter.grad is gradient.rows:
+            parameter.grad = gradient
+    for model, _weights in updates:
+        model.end_update()
+
+
+_hooked: list[Callable[[], None]] = []
+
+
+def watch_optimizers() -> None:
+    """Once a process."""
+    if not _hooked:
+        _hooked.append(register_optimizer_step_pre_hook(_before).remove)
+        _hooked.append(register_optimizer_step_post_hook(_after).remove)

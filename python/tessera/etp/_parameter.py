@@ -1,0 +1,267 @@
+"""A sharded weight: the parameter that a user sees, and what the package knows of it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch.utils.dlpack import from_dlpack
+from torch.utils.hooks import RemovableHandle
+
+from .. import _core
+from .._errors import InternalError, InvalidArgumentError
+from ._group import Group
+from ._norms import typed
+
+PostHook = Callable[[torch.Tensor], None]
+
+_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Of a dtype that a sharded weight can have."""
+    return _DTYPES[dtype]
+
+
+def can_shard(dtype: torch.dtype) -> bool:
+    return dtype in _DTYPES
+
+
+class Model(Protocol):
+    """What a parameter needs of its model (ShardedModel)."""
+
+    group: Group
+    runtime: _core.EtpRuntime
+    anchor: torch.Tensor
+    number: int
+    micro_batch: int
+    updating: bool
+
+    def phase(self) -> str: ...
+    def enter_backward(self) -> None: ...
+    def begin_update(self, weights: Iterable[Weight]) -> None: ...
+    def end_update(self) -> None: ...
+
+
+class ShardedParameter(torch.nn.Parameter):
+    """This rank's rows of a weight, [rows, K]: a view of shared memory. Any elementwise optimiser of torch takes it.
+
+    `etp` tells what it is a part of. Hooks of register_post_accumulate_grad_hook() are called once a backward, after
+    the reduced gradient has been added; those of register_hook() see the reduced rows before.
+    """
+
+    etp: Weight
+
+    def __new__(cls, rows: torch.Tensor, weight: Weight, requires_grad: bool) -> ShardedParameter:
+        parameter: ShardedParameter = torch.Tensor._make_subclass(cls, rows, requires_grad)
+        parameter.etp = weight
+        return parameter
+
+    def register_post_accumulate_grad_hook(self, hook: PostHook) -> RemovableHandle:
+        return self.etp.hooks.register(hook)
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise InvalidArgumentError(
+            f"{self.etp.name} is sharded and cannot be copied: copy the model within etp.summon(model)"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise InvalidArgumentError(
+            f"{self.etp.name} is sharded and cannot be pickled: save the model within etp.summon(model)"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        begin, end = self.etp.rows
+        return f"ShardedParameter({self.etp.name!r}, rows {begin} to {end} of {self.etp.shape})\n{self.data!r}"
+
+
+class PostHooks:
+    """What is called once a gradient has been added."""
+
+    def __init__(self, hooks: dict[int, PostHook] | None = None) -> None:
+        self.entries: dict[int, PostHook] = OrderedDict() if hooks is None else hooks
+
+    def register(self, hook: PostHook) -> RemovableHandle:
+        handle = RemovableHandle(self.entries)
+        self.entries[handle.id] = hook
+        return handle
+
+    def call(self, parameter: torch.Tensor) -> None:
+        for hook in self:
+            hook(parameter)
+
+    def __iter__(self) -> Iterator[PostHook]:
+        return iter(list(self.entries.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+
+class Weight:
+    """What a sharded parameter is a part of; `p.etp`.
+
+    Attributes:
+        name: The dotted name in the model.
+        shape: The logical one, [F, K].
+        group: The etp.Group.
+        rows: (begin, end) of this rank.
+        shard_rows: Of every rank, with padding.
+        format: What travels; empty: the parameter's dtype.
+        compute: The dtype of the gathered weight.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        number: int,
+        name: str,
+        full: torch.Tensor,
+        format: str,
+        compute: torch.dtype,
+    ) -> None:
+        runtime = model.runtime
+        self.model = model
+        self.number = number
+        self.name = name
+        self.shape = torch.Size(full.shape)
+        self.dtype = full.dtype
+        self.format = format
+        self.compute = compute
+        self.group = model.group
+        self.rows = runtime.rows(number)
+        self.shard_rows = runtime.shard_rows(number)
+        self.hooks = PostHooks(full._post_accumulate_grad_hooks)
+        self.frozen = not full.requires_grad
+        capsule = runtime.shard(number)
+        count = self.rows[1] - self.rows[0]
+        rows = torch.empty((0, full.shape[1]), dtype=full.dtype) if capsule is None else from_dlpack(capsule)
+        with torch.no_grad():
+            rows.copy_(full[self.rows[0] : self.rows[1]])
+        if rows.shape[0] != count:
+            raise InternalError(f"{name}: {rows.shape[0]} rows, not {count}")
+        self.parameter = ShardedParameter(rows, self, full.requires_grad)
+        self.parameter._backward_hooks = full._backward_hooks
+        self.address = self.parameter.data_ptr()
+        # Of the round in flight: where folds add, and whether that is what .grad is or becomes.
+        self._memory: torch.Tensor | None = None
+        self._direct = True
+        self._registered = 0
+
+    @property
+    def pad_length(self) -> int:
+        """Rows of padding, over all ranks."""
+        return self.shard_rows * self.group.size - self.shape[0]
+
+    @property
+    def is_padded_last_rank(self) -> bool:
+        """Whether this rank has fewer rows than shard_rows."""
+        return self.rows[1] - self.rows[0] < self.shard_rows
+
+    @property
+    def version(self) -> int:
+        """Counts the updates that have been published."""
+        return self.model.runtime.version(self.number)
+
+    @property
+    def chain(self) -> str:
+        """The order of uses that it is prefetched in."""
+        return next(each.chain for each in self.model.runtime.report().weights if each.name == self.name)
+
+    def __repr__(self) -> str:
+        return f"Weight({self.name!r}, rows={self.rows}, shape={tuple(self.shape)}, format={self.format!r})"
+
+    # --- uses
+
+    def gather(
+        self, phase: str, expects_backward: bool = False, version: int | None = None
+    ) -> tuple[torch.Tensor, int]:
+        """The full weight, whose memory goes back when nobody can reach it; and its version."""
+        model = self.model
+        batch = model.micro_batch
+        first = batch == 0 and phase == "fwd"
+        capsule, found = model.runtime.acquire(self.number, phase, batch, expects_backward, first, version)
+        return from_dlpack(capsule), found
+
+    def room(self) -> tuple[_core.GradientBuffer, torch.Tensor]:
+        """Where a gradient [F, K] is to be written: produce() then takes it."""
+        if self._memory is None:
+            self.register()
+        buffer, capsule = self.model.runtime.gradient_buffer(self.number, self.model.micro_batch)
+        return buffer, from_dlpack(capsule)
+
+    def produce(self, buffer: _core.GradientBuffer) -> None:
+        self.model.runtime.produce(buffer)
+
+    # --- gradients
+
+    def register(self) -> None:
+        """Says where the next folds add: into .grad where that can be, for rounding and the order of additions are then
+        those of one process."""
+        parameter = self.parameter
+        grad = parameter.grad
+        self._direct = not parameter._backward_hooks and self.dtype != torch.float16
+        if self._direct and grad is not None and grad.is_contiguous():
+            self._memory = grad
+        else:
+            self._direct = self._direct and grad is None
+            dtype = torch.float32 if self.dtype == torch.float16 else self.dtype
+            self._memory = torch.zeros(parameter.shape, dtype=dtype)
+        self._point_at(self._memory)
+
+    def before_drain(self) -> None:
+        """Other ranks may have gradients for these rows where this one had none."""
+        if self._memory is not None or self.frozen:
+            return
+        if self.parameter.grad is not None:
+            self.register()
+        else:
+            self._point_at(None)
+
+    def _point_at(self, memory: torch.Tensor | None) -> None:
+        address = 0 if memory is None else memory.data_ptr()
+        if address != self._registered:
+            name = dtype_name(self.dtype if memory is None else memory.dtype)
+            self.model.runtime.set_gradient(self.number, address, name)
+            self._registered = address
+
+    def after_drain(self, added: bool) -> None:
+        """Makes .grad of what has been added."""
+        memory, self._memory = self._memory, None
+        if not added:
+            return
+        parameter = self.parameter
+        if memory is None:  # only other ranks had a gradient
+            memory = self._from_runtime()
+            self._direct = parameter.grad is None and not parameter._backward_hooks
+        if self._direct:
+            if parameter.grad is None:
+                parameter.grad = typed(memory.to(self.dtype), self)
+            return
+        gradient = memory.to(self.dtype)
+        for hook in list((parameter._backward_hooks or {}).values()):
+            replaced = hook(gradient)
+            gradient = gradient if replaced is None else replaced
+        if parameter.grad is None:
+            parameter.grad = typed(gradient, self)
+        else:
+            parameter.grad.add_(gradient)
+
+    def _from_runtime(self) -> torch.Tensor:
+        shape = self.parameter.shape
+        if shape[0] == 0:
+            return torch.zeros(shape, dtype=self.dtype)
+        own = torch.empty(shape, dtype=torch.float32 if self.dtype == torch.float16 else self.dtype)
+        self.model.runtime.take_gradient(self.number, own.data_ptr())
+        return own
+
+    # --- updates
+
+    def require_in_place(self) -> None:
+        """Throws if the parameter's memory is not the shard any more."""
+        if self.parameter.data_ptr() != self.address:
+            raise InvalidArgumentError(
+                f"{self.name}: the parameter's memory has been replaced, and other ranks read the old one: write into "
+                "it (copy_()) instead of assigning .data, and change dtypes before shard_module_()"
+            )

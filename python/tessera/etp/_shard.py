@@ -1,0 +1,256 @@
+"""Sharding a model in place, and undoing it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from .. import _core
+from .._arguments import choice, pattern, whole
+from .._errors import AlreadyExistsError, InvalidArgumentError, MismatchError, UnimplementedError
+from ._config import config
+from ._group import Group
+from ._model import ShardedModel
+from ._modules import sharded_class, unsharded_class
+from ._norms import typed
+from ._optimizers import watch_optimizers
+from ._parameter import Weight, can_shard, dtype_name
+from ._refusals import require_shardable
+from ._replicated import Replicated
+from ._views import logical, model_of
+
+Filter = Callable[[str, torch.nn.Parameter], bool]
+
+_PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+def shard_module_(
+    model: torch.nn.Module,
+    group: Group,
+    formats: Mapping[str | re.Pattern[str], str] | None = None,
+    filter: Filter | None = None,
+    min_elements: int = 2048,
+    reduction: str = "mean",
+    publish: str = "update",
+    mode: str = "deferred",
+    compute_dtype: torch.dtype | None = None,
+    dp: Any = None,
+    *,
+    nonfinite: str = "error",
+) -> torch.nn.Module:
+    """Cuts the model's matrices along dim 0 over the ranks of a group, in place, and returns it.
+
+    nn.Linear, nn.Embedding and transformers' Conv1D gather their weight when they are called; a weight that several of
+    them share stays one. Every other parameter stays whole on every rank; its gradients are added over the group. Call
+    it on every rank with the same weights, before the optimiser is made and before the model is compiled. Collective.
+
+    With one rank, weights without a format are left as they are: the model is as it was.
+
+    Args:
+        model: In host memory.
+        group: Of init_group().
+        formats: What travels, by regular expressions for whole names of parameters; the first match counts: a plain
+            dtype ("bf16"), or "fp8_e4m3", "fp8_block_128x128", "mxfp8", "nvfp4", ... Others travel as they are.
+        filter: Called with name and parameter; False leaves it whole.
+        min_elements: Smaller parameters are left whole.
+        reduction: "mean": gradients of N ranks are averaged; "sum": they are added.
+        publish: When weights with a format are quantised: at the end of an "update", or at their "first_use" after it.
+        mode: "deferred": gradients are added while the backward goes on, and .grad is set at its end.
+        compute_dtype: Of gathered weights with a format. None: the plain dtype that travels, else the parameter's.
+        dp: A group for data parallelism; not in this version.
+        nonfinite: "error" refuses to quantise NaN and infinity, "propagate" does it by the format's rules.
+    """
+    if not isinstance(group, Group):
+        raise InvalidArgumentError(f"shard_module_: group {group!r}: give what etp.init_group() returns")
+    if choice("mode", mode, ("deferred", "inline")) == "inline":
+        raise UnimplementedError("mode='inline' is not in this version: use 'deferred'")
+    if dp is not None:
+        raise UnimplementedError(
+            "dp= is not in this version: wrap the sharded model in DistributedDataParallel, or make the ETP group "
+            "larger"
+        )
+    min_elements = whole("min_elements", min_elements, 0)
+    if model_of(model) is not None:
+        raise AlreadyExistsError("shard_module_: the model is sharded already: etp.unshard_() undoes it")
+    require_shardable(model)
+    chosen = _chosen(model, group, filter, min_elements, formats or {})
+    if not chosen:
+        if group.size > 1:
+            raise InvalidArgumentError(
+                f"shard_module_: no weight of {type(model).__name__} is left to shard by filter= and "
+                f"min_elements={min_elements}"
+            )
+        return model
+    require_same(group, model.named_parameters())
+    core = group.of_model()
+    prefetch = config.prefetch if config.weight_prefetch else "off"
+    runtime = _core.EtpRuntime(
+        core,
+        reduction=reduction,
+        prefetch=prefetch,
+        distance=config.distance,
+        expert_distance=config.expert_distance,
+        cap_bytes=config.cap_bytes,
+        publish=publish,
+        nonfinite=nonfinite,
+    )
+    sharded = ShardedModel(group, core, runtime)
+    places = _places(model)
+    for name, parameter in list(model.named_parameters()):
+        if name in chosen:
+            _cut(sharded, name, parameter, chosen[name], compute_dtype, places[id(parameter)])
+        elif group.size > 1:
+            number = runtime.add_replicated(name, parameter.numel(), dtype_name(parameter.dtype))
+            sharded.replicated.append(Replicated(sharded, number, name, parameter))
+    runtime.start()
+    sharded.watch(model)
+    watch_optimizers()
+    return model
+
+
+def unshard_(model: torch.nn.Module) -> torch.nn.Module:
+    """Makes every weight whole again, in place, and returns the model. Gradients come along; an optimiser must be made
+    again. Collective."""
+    sharded = model_of(model)
+    if sharded is None:
+        return model
+    sharded.drain()
+    places = _places(model)
+    for weight in sharded.weights:
+        old = weight.parameter
+        full = torch.nn.Parameter(logical(old), requires_grad=old.requires_grad)
+        full.grad = None if old.grad is None else logical(old.grad)
+        for module in places[id(old)]:
+            module._parameters["weight"] = full
+            module.__class__ = unsharded_class(type(module))
+    sharded.unwatch()
+    sharded.close()
+    sharded.core.close()
+    return model
+
+
+def _chosen(
+    model: torch.nn.Module,
+    group: Group,
+    filter: Filter | None,
+    min_elements: int,
+    formats: Mapping[str | re.Pattern[str], str],
+) -> dict[str, str]:
+    """The format of every weight that is to be sharded, by name."""
+    rules = [(pattern("formats", key), format) for key, format in formats.items()]
+    used: set[int] = set()
+    elsewhere = _used_elsewhere(model)
+    chosen = {}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in elsewhere or parameter.dim() != 2 or not can_shard(parameter.dtype):
+            continue
+        if parameter.numel() < min_elements or (filter is not None and not filter(name, parameter)):
+            continue
+        format = ""
+        for i, (rule, candidate) in enumerate(rules):
+            if rule.fullmatch(name):
+                format = candidate
+                used.add(i)
+                break
+        if group.size > 1 or format:
+            chosen[name] = format
+    for i, (rule, format) in enumerate(rules):
+        if i not in used:
+            raise InvalidArgumentError(
+                f"formats: {rule.pattern!r} ({format}) gives no weight its format: weights are "
+                f"{_some(name for name, _ in model.named_parameters())}; patterns are for whole names"
+            )
+    return chosen
+
+
+def _some(names: Iterable[str]) -> str:
+    found = list(names)
+    return ", ".join(found[:3]) + (f" and {len(found) - 3} others" if len(found) > 3 else "")
+
+
+def _used_elsewhere(model: torch.nn.Module) -> set[int]:
+    """Parameters of modules that do not know how to gather."""
+    found = set()
+    fused = {
+        id(child)
+        for module in model.modules()
+        if isinstance(module, torch.nn.TransformerEncoderLayer)  # reads its children's weights in evaluation
+        for child in module.children()
+    }
+    for module in model.modules():
+        able = sharded_class(module) is not None and id(module) not in fused
+        for name, parameter in module._parameters.items():
+            if parameter is not None and not (able and name == "weight"):
+                found.add(id(parameter))
+    return found
+
+
+def _places(model: torch.nn.Module) -> dict[int, list[torch.nn.Module]]:
+    """Which modules have a parameter as their weight."""
+    found: dict[int, list[torch.nn.Module]] = {}
+    for module in model.modules():
+        parameter = module._parameters.get("weight")
+        if parameter is not None:
+            found.setdefault(id(parameter), []).append(module)
+    return found
+
+
+def _cut(
+    sharded: ShardedModel,
+    name: str,
+    full: torch.nn.Parameter,
+    format: str,
+    compute_dtype: torch.dtype | None,
+    modules: list[torch.nn.Module],
+) -> None:
+    computed = (compute_dtype if format else None) or _PLAIN.get(format, full.dtype)
+    number = sharded.runtime.add(
+        name,
+        full.shape[0],
+        full.shape[1],
+        dtype_name(full.dtype),
+        format,
+        dtype_name(computed),
+        "bf16" if full.dtype == torch.bfloat16 else "f32",
+        config.pad_for_alignment,
+        not full.requires_grad,
+    )
+    weight = Weight(sharded, number, name, full, format, computed)
+    parameter = weight.parameter
+    sharded.weights.append(weight)
+    if full.grad is not None:
+        parameter.grad = typed(full.grad[weight.rows[0] : weight.rows[1]].clone(), weight)
+    for module in modules:
+        kind = sharded_class(module)
+        assert kind is not None
+        module._parameters["weight"] = parameter
+        module.__class__ = kind
+
+
+def require_same(group: Group, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+    """Throws if ranks have different parameters: each keeps rows of its own copy."""
+    named = list(parameters)
+    digests = b"".join(_digest(name, parameter) for name, parameter in named)
+    for rank, other in enumerate(group.core.exchange("the model's digests", digests)):
+        if len(other) != len(digests):
+            raise MismatchError(f"shard_module_: ranks {group.rank} and {rank} have different numbers of parameters")
+        for i, (name, _) in enumerate(named):
+            if other[i * _DIGEST : (i + 1) * _DIGEST] != digests[i * _DIGEST : (i + 1) * _DIGEST]:
+                raise MismatchError(
+                    f"shard_module_: {name} differs between ranks {group.rank} and {rank}: build the model from the "
+                    "same seed or checkpoint on all ranks"
+                )
+
+
+_DIGEST = 8
+
+
+def _digest(name: str, parameter: torch.nn.Parameter) -> bytes:
+    found = hashlib.blake2b(f"{name} {parameter.shape} {parameter.dtype}".encode(), digest_size=_DIGEST)
+    flat = parameter.detach().contiguous().reshape(-1).view(torch.uint8)
+    found.update(flat.numpy().data)
+    return found.digest()

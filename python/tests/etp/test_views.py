@@ -1,0 +1,93 @@
+"""What a sharded parameter tells, and what gives whole weights back."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+from typing import Any
+
+import pytest
+import torch
+from etp_models import WORDS, Run, adamw, as_bytes, batch, built
+from tessera import etp
+from torch_ranks import launch
+
+
+def _views(rank: int, size: int) -> dict[str, Any]:
+    with etp.init_group() as group:
+        plain, model = built(), built()
+        run = Run(size, rank, group)
+        assert etp.shard_module_(model, group) is model
+        weight = model.emb.weight
+        info = weight.etp
+        found: dict[str, Any] = {
+            "tied": model.head.weight is weight and isinstance(model.head, torch.nn.Linear),
+            "info": (info.name, tuple(info.shape), info.rows, info.pad_length, info.is_padded_last_rank, info.version),
+            "chain": info.chain,
+            "shape": tuple(weight.shape),
+            "rows": torch.equal(etp.local(weight), plain.emb.weight[info.rows[0] : info.rows[1]]),
+            "optimizer takes it": isinstance(weight, torch.nn.Parameter),
+        }
+        forecast = etp.forecast(model)
+        run.train(model, adamw(model.parameters()))
+        report = etp.report(model)
+        found["version"] = info.version
+        found["report"] = (report.size, report.updates, len(report.weights), report.shard_bytes == forecast.parameters)
+        found["explained"] = isinstance(etp.explain(model), str)
+        ids = batch(9)[0]
+        with torch.no_grad():
+            expected = model(ids)
+        with etp.summon(model) as whole, torch.no_grad():
+            found["summoned"] = torch.equal(whole(ids), expected), type(whole.up) is torch.nn.Linear
+            state = {name: tuple(each.shape) for name, each in whole.state_dict().items()}
+            found["saved"] = state == {name: tuple(each.shape) for name, each in plain.state_dict().items()}
+            torch.save(whole, io.BytesIO())
+            copied = copy.deepcopy(whole)
+        found["copied"] = torch.equal(copied.requires_grad_(False)(ids), expected)
+        found["sharded again"] = model.emb.weight is weight
+        run.backward(model)
+        gradients = run.gradients(model)
+        etp.unshard_(model)
+        with torch.no_grad():
+            found["unsharded"] = torch.equal(model(ids), expected), type(model.up) is torch.nn.Linear
+        found["ties kept"] = model.head.weight is model.emb.weight
+        found["gradients"] = gradients == {n: as_bytes(p.grad) for n, p in model.named_parameters()}
+        (model(ids).sum()).backward()  # plain torch again
+        etp.shard_module_(model, group)
+        run.train(model, adamw(model.parameters()))
+        found["again"] = run.weights(model)
+        return found
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return launch(functools.partial(_views, size=2), 2)
+
+
+def test_a_parameter_tells_what_it_is_a_part_of(ranks: list[dict[str, Any]]) -> None:
+    # 203 rows over 2 ranks in multiples of 16: 112 each, 21 of padding.
+    assert ranks[0]["info"] == ("emb.weight", (WORDS, 32), (0, 112), 21, False, 1)
+    assert ranks[1]["info"] == ("emb.weight", (WORDS, 32), (112, 203), 21, True, 1)
+    assert [each["shape"] for each in ranks] == [(112, 32), (91, 32)]
+
+
+@pytest.mark.parametrize(
+    "what", ["tied", "rows", "optimizer takes it", "explained", "saved", "copied", "sharded again", "ties kept"]
+)
+def test_views(ranks: list[dict[str, Any]], what: str) -> None:
+    assert all(each[what] for each in ranks)
+
+
+def test_summoned_and_unsharded_models_compute_the_same(ranks: list[dict[str, Any]]) -> None:
+    assert all(each["summoned"] == each["unsharded"] == (True, True) for each in ranks)
+    assert all(each["gradients"] for each in ranks)
+
+
+def test_versions_and_figures_count_updates(ranks: list[dict[str, Any]]) -> None:
+    assert all(each["version"] == 4 for each in ranks)
+    assert all(each["report"] == (2, 3, 3, True) for each in ranks)
+
+
+def test_a_model_can_be_sharded_again(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["again"] == ranks[1]["again"]
