@@ -12,9 +12,9 @@
 
 #include "base/thread.h"
 #include "codec/simd/stream.h"
-#include "collective/fold.h"
-#include "collective/gather.h"
 #include "collective/group.h"
+#include "collective/movement/fold.h"
+#include "collective/movement/gather.h"
 #include "device/cpu_device.h"
 #include "tessera/memory.h"
 

@@ -4,11 +4,11 @@
 
 #include "base/framing.h"
 #include "base/message.h"
-#include "collective/gather.h"
 #include "collective/group.h"
 #include "collective/messages.h"
-#include "collective/page.h"
-#include "collective/shared_pages.h"
+#include "collective/movement/gather.h"
+#include "collective/shared/page.h"
+#include "collective/shared/shared_pages.h"
 #include "device/cpu_device.h"
 #include "fuzz/targets.h"
 

@@ -16,7 +16,7 @@
 #include "bus/session/versions.h"
 #include "checkpoint/safetensors_header.h"
 #include "collective/messages.h"
-#include "collective/page.h"
+#include "collective/shared/page.h"
 #include "command/ring.h"
 #include "fuzz/schedule_logs.h"
 #include "peer/exchange/messages.h"

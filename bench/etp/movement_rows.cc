@@ -8,7 +8,7 @@
 #include "base/fail.h"
 #include "bench/etp/rows.h"
 #include "bench/etp/weights.h"
-#include "collective/fold.h"
+#include "collective/movement/fold.h"
 #include "device/device.h"
 
 namespace tessera::bench {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bench/etp/measure.h"
-#include "collective/gather.h"
+#include "collective/movement/gather.h"
 #include "tessera/memory.h"
 
 namespace tessera::bench {

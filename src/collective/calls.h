@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "base/mutex.h"
-#include "collective/page.h"
+#include "collective/shared/page.h"
 
 namespace tessera::collective {
 

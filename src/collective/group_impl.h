@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "base/fork_guard.h"
-#include "collective/arenas.h"
-#include "collective/bells.h"
 #include "collective/calls.h"
 #include "collective/failure.h"
 #include "collective/group.h"
 #include "collective/messages.h"
-#include "collective/page.h"
 #include "collective/service.h"
+#include "collective/shared/arenas.h"
+#include "collective/shared/bells.h"
+#include "collective/shared/page.h"
 
 namespace tessera::collective {
 

@@ -11,7 +11,7 @@
 #include "base/fields_testing.h"
 #include "collective/group_testing.h"
 #include "collective/messages.h"
-#include "collective/page.h"
+#include "collective/shared/page.h"
 #include "tessera/memory.h"
 #include "tessera/store.h"
 

@@ -8,11 +8,11 @@
 #include <list>
 
 #include "base/socket.h"
-#include "collective/bells.h"
 #include "collective/group_testing.h"
 #include "collective/messages.h"
-#include "collective/page.h"
-#include "collective/shared_pages.h"
+#include "collective/shared/bells.h"
+#include "collective/shared/page.h"
+#include "collective/shared/shared_pages.h"
 #include "tessera/memory.h"
 
 namespace tessera::collective {

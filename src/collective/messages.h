@@ -8,7 +8,7 @@
 #include "base/fields.h"
 #include "base/process.h"
 #include "base/socket.h"
-#include "collective/page.h"
+#include "collective/shared/page.h"
 
 namespace tessera::collective {
 

@@ -18,11 +18,11 @@
 #include "base/listener.h"
 #include "base/mutex.h"
 #include "base/runtime_dir.h"
-#include "collective/arenas.h"
-#include "collective/bells.h"
 #include "collective/messages.h"
-#include "collective/page.h"
-#include "collective/shared_pages.h"
+#include "collective/shared/arenas.h"
+#include "collective/shared/bells.h"
+#include "collective/shared/page.h"
+#include "collective/shared/shared_pages.h"
 
 namespace tessera::collective {
 

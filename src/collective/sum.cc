@@ -4,8 +4,8 @@
 
 #include "base/fail.h"
 #include "codec/simd/fold.h"
-#include "collective/fold_rows.h"
 #include "collective/group_impl.h"
+#include "collective/movement/fold_rows.h"
 
 namespace tessera::collective {
 namespace {

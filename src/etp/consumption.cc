@@ -6,7 +6,7 @@
 
 #include "base/fail.h"
 #include "base/mutation.h"
-#include "collective/gather.h"
+#include "collective/movement/gather.h"
 #include "layout/text_reader.h"
 
 namespace tessera::etp {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "collective/gather.h"
+#include "collective/movement/gather.h"
 #include "etp/context.h"
 #include "etp/exposure.h"
 #include "etp/gather_memory.h"

@@ -7,7 +7,7 @@
 #include "base/fail.h"
 #include "base/mutation.h"
 #include "collective/conditions.h"
-#include "collective/fold.h"
+#include "collective/movement/fold.h"
 #include "layout/text_reader.h"
 
 namespace tessera::etp {

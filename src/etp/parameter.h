@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "collective/gather.h"
 #include "collective/group.h"
+#include "collective/movement/gather.h"
 #include "device/buffer.h"
 #include "device/device.h"
 #include "etp/schedule/chains.h"

@@ -5,9 +5,9 @@
 #include <thread>
 
 #include "base/fail.h"
-#include "collective/fold.h"
-#include "collective/gather.h"
 #include "collective/group.h"
+#include "collective/movement/fold.h"
+#include "collective/movement/gather.h"
 #include "device/cpu_device.h"
 #include "tessera/memory.h"
 

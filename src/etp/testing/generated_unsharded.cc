@@ -3,8 +3,8 @@
 #include <map>
 #include <utility>
 
-#include "etp/generated_math.h"
-#include "etp/generated_testing.h"
+#include "etp/testing/generated_math.h"
+#include "etp/testing/generated_testing.h"
 
 namespace tessera::etp {
 namespace {

@@ -1,4 +1,4 @@
-#include "collective/gather.h"
+#include "collective/movement/gather.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@
 #include "codec/simd/cast.h"
 #include "codec/simd/stream.h"
 #include "collective/conditions.h"
-#include "collective/copy_rows.h"
+#include "collective/movement/copy_rows.h"
 
 namespace tessera::collective {
 namespace {

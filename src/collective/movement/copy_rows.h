@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "collective/gather.h"
+#include "collective/movement/gather.h"
 #include "tessera/quantize.h"
 
 namespace tessera::collective {

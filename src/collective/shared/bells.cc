@@ -1,4 +1,4 @@
-#include "collective/bells.h"
+#include "collective/shared/bells.h"
 
 #include "base/futex.h"
 #include "base/rounding.h"

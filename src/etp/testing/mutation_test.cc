@@ -18,7 +18,7 @@
 #include "device/virtual/virtual_world.h"
 #include "etp/etp_testing.h"
 #include "etp/gather_memory.h"
-#include "etp/generated_testing.h"
+#include "etp/testing/generated_testing.h"
 
 namespace tessera::etp {
 namespace {

@@ -1,4 +1,4 @@
-#include "collective/fold_rows.h"
+#include "collective/movement/fold_rows.h"
 
 #include "codec/simd/fold.h"
 

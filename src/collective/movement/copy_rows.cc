@@ -1,4 +1,4 @@
-#include "collective/copy_rows.h"
+#include "collective/movement/copy_rows.h"
 
 #include <unistd.h>
 

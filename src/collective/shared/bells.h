@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "base/clock.h"
-#include "collective/shared_pages.h"
+#include "collective/shared/shared_pages.h"
 
 namespace tessera::collective {
 

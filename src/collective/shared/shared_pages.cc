@@ -1,4 +1,4 @@
-#include "collective/shared_pages.h"
+#include "collective/shared/shared_pages.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

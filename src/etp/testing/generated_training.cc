@@ -12,8 +12,8 @@
 #include "device/record/sinks.h"
 #include "device/stream.h"
 #include "device/virtual/virtual_world.h"
-#include "etp/generated_math.h"
-#include "etp/generated_testing.h"
+#include "etp/testing/generated_math.h"
+#include "etp/testing/generated_testing.h"
 
 namespace tessera::etp {
 namespace {

@@ -1,11 +1,11 @@
-#include "collective/fold.h"
+#include "collective/movement/fold.h"
 
 #include <algorithm>
 
 #include "base/fail.h"
 #include "codec/simd/fold.h"
 #include "collective/conditions.h"
-#include "collective/fold_rows.h"
+#include "collective/movement/fold_rows.h"
 
 namespace tessera::collective {
 namespace {

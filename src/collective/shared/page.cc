@@ -1,4 +1,4 @@
-#include "collective/page.h"
+#include "collective/shared/page.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "collective/gather.h"
+#include "collective/movement/gather.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

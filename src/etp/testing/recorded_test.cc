@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "etp/generated_testing.h"
+#include "etp/testing/generated_testing.h"
 
 namespace tessera::etp {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "etp/generated_testing.h"
+#include "etp/testing/generated_testing.h"
 
 namespace tessera::etp {
 namespace {

@@ -1,4 +1,4 @@
-#include "collective/fold.h"
+#include "collective/movement/fold.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

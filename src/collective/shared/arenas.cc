@@ -1,4 +1,4 @@
-#include "collective/arenas.h"
+#include "collective/shared/arenas.h"
 
 namespace tessera::collective {
 
