@@ -7,6 +7,19 @@
 
 namespace tessera::collective {
 
+bool WordsCondition::met() const {
+  if (reached()) return true;
+  group_->status().throw_if_error();
+  std::vector<int> left;  // looked at before the words are read once more, which then are its last ones
+  for (const int rank : awaited())
+    if (group_->has_left(rank)) left.push_back(rank);
+  if (left.empty()) return false;
+  if (reached()) return true;
+  for (const int rank : awaited())
+    if (std::ranges::find(left, rank) != left.end()) group_->require_present(rank);
+  return false;
+}
+
 ReachedCondition::ReachedCondition(std::shared_ptr<const Group> group, std::vector<int> ranks, Word word, uint32_t slot,
                                    uint64_t value, std::string what)
     : WordsCondition(std::move(group)),
@@ -15,19 +28,6 @@ ReachedCondition::ReachedCondition(std::shared_ptr<const Group> group, std::vect
       slot_(slot),
       value_(value),
       what_(std::move(what)) {}
-
-bool ReachedCondition::met() const {
-  for (const int rank : ranks_) {
-    const bool left = group().has_left(rank);
-    if (group().get(rank, word_, slot_) >= value_) continue;
-    if (left)
-      group().require_present(rank);
-    else
-      group().status().throw_if_error();
-    return false;
-  }
-  return true;
-}
 
 std::string ReachedCondition::to_string() const {
   return fmt::format("rank{} {}: {} {}", ranks_.size() == 1 ? "" : "s", fmt::join(ranks_, ", "),

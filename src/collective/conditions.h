@@ -15,12 +15,16 @@ namespace tessera::collective {
 class WordsCondition : public device::Condition {
  public:
   explicit WordsCondition(std::shared_ptr<const Group> group) : group_(std::move(group)) {}
+  // Throws if the group has failed, and fails it if a rank that is waited for has left: what it wrote before counts.
+  bool met() const final;
   void sleep(const Deadline& deadline) const final {
     group_->sleep_until([this] { return met(); }, deadline);
   }
   std::string explain() const final { return group_->explain(awaited()); }
 
  protected:
+  // Whether the words are what they are to be. Throws if they cannot become so.
+  virtual bool reached() const = 0;
   // Ranks whose words are not yet what they are to be.
   virtual std::vector<int> awaited() const = 0;
   const Group& group() const { return *group_; }
@@ -35,11 +39,11 @@ class ReachedCondition final : public WordsCondition {
   ReachedCondition(std::shared_ptr<const Group> group, std::vector<int> ranks, Word word, uint32_t slot, uint64_t value,
                    std::string what);
 
-  bool met() const override;
   std::string to_string() const override;
   std::vector<device::WordEdge> edges() const override;
 
  private:
+  bool reached() const override { return awaited().empty(); }
   std::vector<int> awaited() const override;
 
   const std::vector<int> ranks_;

@@ -20,13 +20,10 @@ class Gradients::ShowCondition final : public collective::WordsCondition {
  public:
   explicit ShowCondition(const Gradients& gradients)
       : WordsCondition(gradients.context_.group.shared_from_this()), gradients_(gradients) {}
-  bool met() const override {
-    if (std::ranges::any_of(gradients_.waiting_, [this](const Round* r) { return gradients_.can_show(*r); }))
-      return true;
-    if (std::ranges::any_of(gradients_.context_.parameters, [this](const auto& p) { return gradients_.can_pass(*p); }))
-      return true;
-    for (const int rank : awaited()) group().require_present(rank);
-    return false;
+  bool reached() const override {
+    return std::ranges::any_of(gradients_.waiting_, [this](const Round* r) { return gradients_.can_show(*r); }) ||
+           std::ranges::any_of(gradients_.context_.parameters,
+                               [this](const auto& p) { return gradients_.can_pass(*p); });
   }
   std::string to_string() const override {
     const Round& first = *gradients_.waiting_.front();
@@ -48,13 +45,9 @@ class Gradients::CloseCondition final : public collective::WordsCondition {
  public:
   explicit CloseCondition(const Gradients& gradients)
       : WordsCondition(gradients.context_.group.shared_from_this()), gradients_(gradients) {}
-  bool met() const override {
-    const std::vector<int> open = awaited();
-    if (open.empty() || std::ranges::any_of(gradients_.context_.parameters,
-                                            [this](const auto& p) { return gradients_.folds_missing(*p) > 0; }))
-      return true;
-    for (const int rank : open) group().require_present(rank);
-    return false;
+  bool reached() const override {
+    return all_closed() || std::ranges::any_of(gradients_.context_.parameters,
+                                               [this](const auto& p) { return gradients_.folds_missing(*p) > 0; });
   }
   std::string to_string() const override {
     return fmt::format("rank(s) {} to drain gradients", fmt::join(awaited(), ", "));

@@ -19,11 +19,7 @@ class Gradients::RoomCondition final : public collective::WordsCondition {
  public:
   RoomCondition(const Gradients& gradients, const Round& oldest)
       : WordsCondition(gradients.context_.group.shared_from_this()), gradients_(gradients), oldest_(oldest) {}
-  bool met() const override {
-    if (gradients_.folded_by_all(oldest_) || gradients_.somebody_left_plan()) return true;
-    for (const int rank : awaited()) group().require_present(rank);
-    return false;
-  }
+  bool reached() const override { return gradients_.folded_by_all(oldest_) || gradients_.somebody_left_plan(); }
   std::string to_string() const override {
     return fmt::format("the owners to fold round {} of {}", oldest_.number, oldest_.parameter->name());
   }

@@ -63,15 +63,12 @@ class ProducedCondition final : public WordsCondition {
   ProducedCondition(const std::shared_ptr<Group>& of, FoldParts parts)
       : WordsCondition(of), group_(*of), parts_(std::move(parts)) {}
 
-  bool met() const override {
-    for (const FoldPart& part : *parts_) {
-      for (int rank = 0; rank < group().size(); ++rank) {
-        if (share_of(group(), rank, part) != Share::kOpen) continue;
-        group().require_present(rank);
-        return false;
-      }
-    }
-    return true;
+  bool reached() const override {
+    return std::ranges::all_of(*parts_, [this](const FoldPart& part) {
+      for (int rank = 0; rank < group().size(); ++rank)
+        if (share_of(group(), rank, part) == Share::kOpen) return false;
+      return true;
+    });
   }
   std::string to_string() const override {
     const FoldPart* part = &parts_->front();

@@ -30,7 +30,7 @@ class PublishedCondition final : public WordsCondition {
         parts_(std::move(parts)),
         met_text_(fmt::format("rank {} to publish {}", owner_, parts_->front().weight)) {}
 
-  bool met() const override {
+  bool reached() const override {
     for (const GatherPart& part : *parts_) {
       if (!has_rows(part, owner_)) continue;
       const uint64_t published = group().get(owner_, Word::kPublished, part.slot);
@@ -41,7 +41,6 @@ class PublishedCondition final : public WordsCondition {
              "{} has published version {} of {}, and rank {} still reads version {}: it wrote a new one before all "
              "ranks retired the old one"_message,
              group().describe(owner_), published, part.weight, group().rank(), wanted);
-      group().require_present(owner_);
       return false;
     }
     return true;
