@@ -259,7 +259,7 @@ void bind_report(nb::module_& module) {
 }  // namespace
 
 void bind_etp_runtime(nb::module_& module) {
-  nb::class_<GradientBuffer>(module, "GradientBuffer", "Room for a gradient in shared memory.");
+  const nb::class_<GradientBuffer> buffer(module, "GradientBuffer", "Room for a gradient in shared memory.");
   bind_report(module);
   nb::class_<Runtime> bound(module, "EtpRuntime", "The weights of one model; tessera.etp is built on it.");
   bound.def(nb::new_(&make_runtime), nb::arg("group"), nb::arg("reduction") = "mean", nb::arg("prefetch") = "auto",
