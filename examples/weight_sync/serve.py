@@ -128,7 +128,9 @@ def main() -> None:
     parser.add_argument("--check", type=pathlib.Path, help="folder of the trainer's --check, to compare every version")
     parser.add_argument("--join", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    # SIGTERM as Ctrl-C; SIGINT, too: a shell script that starts a job in the background lets it ignore that.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     torch.set_num_threads(1)
 
     with contextlib.suppress(KeyboardInterrupt), joined(options.join) as rank:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -138,10 +138,10 @@ class Server(NamedTuple):
 
 
 @contextlib.contextmanager
-def server() -> Iterator[Server]:
+def server(**keywords: Any) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="tessera-") as runtime:
         environment = os.environ | {"TESSERA_RUNTIME_DIR": runtime, "PYTHONUNBUFFERED": "1"}
-        with program("serve.py", "--port", "0", env=environment, stdout=subprocess.PIPE) as process:
+        with program("serve.py", "--port", "0", env=environment, stdout=subprocess.PIPE, **keywords) as process:
             started = Server(process, "", 0, environment)
             host, port = started.await_line(r"serving on http://(\S+):(\d+)").groups()
             yield started._replace(host=host, port=int(port))
@@ -158,7 +158,8 @@ def children_of(pid: int) -> list[int]:
 
 
 def test_server_answers_without_a_trainer_and_ends_on_a_signal():
-    with server() as started:
+    # It ignores SIGINT at first, as whatever a shell script starts in the background.
+    with server(preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) as started:
         process, connection = started.process, started.connect()
         status, answer = post(connection, json.dumps({"sentences": ["A cat sleeps.", "A kitten naps."]}))
         assert (status, answer["version"], answer["trainer"]) == (200, 0, 0)
