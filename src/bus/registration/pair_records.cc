@@ -95,13 +95,29 @@ bool PairRecords::complete(const std::string& job) const {
     if (rank >= record.rank.world)
       fail(ErrorCode::kMismatch, "rank: {} is not below its world of {}"_message, rank_name(job, rank),
            record.rank.world);
+  }
+  return it->second.size() == static_cast<size_t>(first.rank.world) && divided(job).empty();
+}
+
+void PairRecords::throw_if_divided(const std::string& job, Duration patience) {
+  const std::string ranks = divided(job);
+  if (ranks.empty())
+    divided_.erase(job);
+  else if (divided_.try_emplace(job, Deadline::after(patience)).first->second.passed())
+    throw Error(ErrorCode::kMismatch, ranks);
+}
+
+std::string PairRecords::divided(const std::string& job) const {
+  const auto it = jobs_.find(job);
+  if (it == jobs_.end()) return {};
+  const auto& [first_rank, first] = *it->second.begin();
+  for (const auto& [rank, record] : it->second)
     // One of them may yet join the further jobs that the other one names.
     if (record.peers != first.peers && !std::ranges::includes(record.peers, first.peers) &&
         !std::ranges::includes(first.peers, record.peers))
-      fail(ErrorCode::kMismatch, "peer: {} joins a pair with job {}, but {} with {}"_message, rank_name(job, rank),
-           fmt::join(record.peers, " and "), rank_name(job, first_rank), fmt::join(first.peers, " and "));
-  }
-  return it->second.size() == static_cast<size_t>(first.rank.world);
+      return fmt::format("{} joins a pair with job {}, but {} with {}"_message, rank_name(job, rank),
+                         fmt::join(record.peers, " and "), rank_name(job, first_rank), fmt::join(first.peers, " and "));
+  return {};
 }
 
 std::string PairRecords::missing(const std::string& job) const {
@@ -116,7 +132,7 @@ std::string PairRecords::missing(const std::string& job) const {
   std::vector<Rank> ranks;
   for (Rank rank = 0; rank < it->second.begin()->second.rank.world; ++rank)
     if (!it->second.contains(rank)) ranks.push_back(rank);
-  return rank_list(job, ranks);
+  return ranks.empty() ? divided(job) : rank_list(job, ranks);
 }
 
 std::vector<Seen> PairRecords::seen(const std::function<bool(const std::string&)>& of_job) const {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "bus/registration/records.h"
 #include "tessera/store.h"
 
@@ -28,11 +29,15 @@ class PairRecords {
   void look_for_dead();
   // Throws if another rank of `job` has failed or left, with its reason.
   void throw_if_failed(const std::string& job) const;
-  // Whether every rank of `job` has joined. Throws kMismatch if its ranks disagree.
+  // Whether every rank of `job` has joined, and names the same peers. Throws kMismatch if they disagree about the
+  // world.
   bool complete(const std::string& job) const;
+  // Throws kMismatch once two ranks of `job` have named different peers for so long, each one that the other has not.
+  // Threads that join several jobs under one name may do so in another order on each rank, so this may pass.
+  void throw_if_divided(const std::string& job, Duration patience);
   // Whether no rank of `job` has joined, and no dead one waits to be replaced.
   bool gone(const std::string& job) const { return !jobs_.contains(job) && !has_dead(job); }
-  // Names the ranks of `job` that have not joined; empty if all have.
+  // Names the ranks of `job` that have not joined, or that name different peers; empty if there are none.
   std::string missing(const std::string& job) const;
   // Of the jobs that fit; of all without a predicate.
   std::vector<Seen> seen(const std::function<bool(const std::string& job)>& of_job = {}) const;
@@ -47,6 +52,7 @@ class PairRecords {
   void read(const std::string& key, const KeyValue& item);
   void forget(const Known& known);
   bool has_dead(std::string_view job) const;
+  std::string divided(const std::string& job) const;  // two such ranks in words; empty: there are none
 
   const std::string prefix_, failures_;
   const uint64_t self_;
@@ -54,7 +60,8 @@ class PairRecords {
   std::map<std::string, Known> known_;                                   // by key
   std::map<std::string, std::map<Rank, PairRecord>, std::less<>> jobs_;  // of living processes; no job is empty
   std::set<std::pair<std::string, Rank>> dead_;
-  std::map<std::string, Status> failed_;  // by job
+  std::map<std::string, Status> failed_;     // by job
+  std::map<std::string, Deadline> divided_;  // by job: when its patience ends
 };
 
 }  // namespace tessera::bus

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <utility>
 
 #include "base/fail.h"
 #include "base/log.h"
@@ -19,6 +20,7 @@ namespace {
 constexpr Duration kLeaseTtl = seconds(10);
 constexpr Duration kReminder = seconds(10);
 constexpr Duration kLookPeriod = seconds(60);   // in the background
+constexpr Duration kDividedFor = seconds(10);   // until ranks that join different jobs are taken for a mistake
 constexpr Duration kTellPeriod = seconds(0.1);  // of the status text of a wait that many ranks end
 
 // The status text of a wait that many ranks end one by one: at most kTellPeriod old.
@@ -31,9 +33,11 @@ class WaitText {
     outdated_ = false;
     next_ = Deadline::after(kTellPeriod);
   }
-  void changed() {
-    outdated_ = true;
+  // True: it has just become outdated, and due() says when to tell it.
+  bool changed() {
+    const bool was = std::exchange(outdated_, true);
     if (next_.passed()) tell();
+    return outdated_ && !was;
   }
   bool outdated() const { return outdated_; }
   Duration due() const { return outdated_ ? next_.left() : Duration::max(); }
@@ -72,11 +76,11 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
   std::exception_ptr judged;  // what `complete` threw, whatever its code: kept apart from the store's errors
   WaitText text_of_wait(
       waits_, [&] { return fmt::format("{}{} ({})", waited.missing(follower.view()), waited.until, waited.what); });
+  bool ended_by_text = false;  // it is to wait again, no longer than until the text is due
   const auto judge = [&](const StoreView& view) {
     try {
       if (complete(view)) return true;
-      if (!background) text_of_wait.changed();
-      return false;
+      return ended_by_text = !background && text_of_wait.changed();
     } catch (...) {
       judged = std::current_exception();
       return true;
@@ -89,6 +93,7 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
     try {
       follower.wait(judge, std::min(due, text_of_wait.due()), stop.stop_requested() ? stop : rung);
       if (judged) std::rethrow_exception(judged);
+      if (std::exchange(ended_by_text, false)) continue;
       return follower.take();
     } catch (const Error& error) {
       if (judged) throw;
@@ -211,7 +216,10 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
   const auto complete = [&](const StoreView& view) {
     try {
       records.read(view);
-      for (const std::string& job : jobs) records.throw_if_failed(job);
+      for (const std::string& job : jobs) {
+        records.throw_if_failed(job);
+        records.throw_if_divided(job, kDividedFor);
+      }
       if (limits.parts && records.gone(peer_job)) fail(ErrorCode::kNotFound, "job {} has left it"_message, peer_job);
       const auto all_in = [&] {
         // Checks every job: ranks that disagree are told even if others are missing.
