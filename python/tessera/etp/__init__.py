@@ -23,10 +23,12 @@ from ._optimizers import allow_optimizer
 from ._parameter import ShardedParameter, Weight
 from ._report import explain, forecast, report
 from ._shard import shard_module_, unshard_
+from ._state import LogicalTensor
 from ._views import local, logical, summon, update, wait_async_comms
 
 __all__ = [
     "Group",
+    "LogicalTensor",
     "ShardedParameter",
     "Weight",
     "allow_optimizer",

@@ -12,27 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .._errors import UnimplementedError
+from ._generic import expects_backward, refuse_twice
 from ._parameter import Weight
-
-_recomputation = "_recomputation_hook"
-
-
-def expects_backward(phase: str) -> bool:
-    """Whether a use whose graph is recorded now will be followed by its backward. A forward that torch's checkpoint
-    repeats only for its saved tensors will not: the first one's backward comes."""
-    if phase != "recompute":
-        return True
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks is None or _recomputation not in getattr(hooks[0], "__qualname__", "")
-
-
-def refuse_twice(weight: Weight) -> None:
-    if torch.is_grad_enabled():
-        raise UnimplementedError(
-            f"{weight.name}: a backward with create_graph=True goes through a sharded weight, whose gradient cannot be "
-            "differentiated again: leave this weight out with filter="
-        )
 
 
 class Linear(torch.autograd.Function):
@@ -131,7 +112,7 @@ class Embedding(torch.autograd.Function):
         buffer, into = weight.room()
         # index_add_ would add in another order in bf16 and f16.
         into.copy_(
-            torch.ops.aten.embedding_dense_backward(gradient, indices, weight.shape[0], ctx.padding, ctx.by_frequency)
+            torch.ops.aten.embedding_dense_backward(gradient, indices, weight.matrix[0], ctx.padding, ctx.by_frequency)
         )
         weight.produce(buffer)
         return None, None, None, None, None

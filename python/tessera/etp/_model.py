@@ -16,8 +16,10 @@ from .. import _core
 from .._closing import Closing, close_at_exit
 from .._errors import CancelledError, InvalidArgumentError
 from ._group import Group
-from ._parameter import Weight
+from ._modules import Sharded
+from ._parameter import ShardedParameter, Weight
 from ._replicated import Replicated
+from ._state import watch_states
 
 _task_of_this_backward = torch._C._current_graph_task_id
 _NO_TASK = -1
@@ -46,6 +48,8 @@ class ShardedModel(Closing):
         self.replicated: list[Replicated] = []
         self.micro_batch = 0  # backwards since the last update
         self.updating = False
+        self._forwards = 0  # under way, of modules in which parameters look whole
+        self._meeting = False
         self.anchor = torch.zeros((), requires_grad=True)  # autograd's way to a weight that is not its input
         self._handles: list[RemovableHandle] = []
         self._module: Callable[[], torch.nn.Module | None] = lambda: None
@@ -66,9 +70,17 @@ class ShardedModel(Closing):
         """Follows what is frozen, makes an update of load_state_dict(), and takes gradients of what is whole."""
         loading = []
 
-        def forward(*_: Any) -> None:
+        def begin(*_: Any) -> None:
             if self.idle:
                 self.follow_frozen()
+            elif self.updating and _task_of_this_backward() == _NO_TASK:
+                self._recover()
+
+        def enter(*_: Any) -> None:
+            self._forwards += 1
+
+        def leave(*_: Any) -> None:
+            self._forwards = max(0, self._forwards - 1)
 
         def load(*_: Any) -> None:
             if not self.updating:
@@ -82,10 +94,19 @@ class ShardedModel(Closing):
 
         self._module = weakref.ref(module)
         self._handles += [
-            module.register_forward_pre_hook(forward),
+            module.register_forward_pre_hook(begin),
             module.register_load_state_dict_pre_hook(load),  # type: ignore[no-untyped-call]
             module.register_load_state_dict_post_hook(loaded),  # type: ignore[no-untyped-call]
         ]
+        for each in module.modules():
+            owns = any(isinstance(parameter, ShardedParameter) for parameter in each._parameters.values())
+            if owns:
+                self._handles += watch_states(each, self)
+            if each is module or (owns and not isinstance(each, Sharded)):
+                self._handles += [
+                    each.register_forward_pre_hook(enter),
+                    each.register_forward_hook(leave, always_call=True),
+                ]
         for replicated in self.replicated:
             replicated.attach()
 
@@ -117,6 +138,12 @@ class ShardedModel(Closing):
         return not self._tasks and not self.updating
 
     # --- backwards
+
+    def in_forward(self) -> bool:
+        """Or in a part of it that a backward repeats."""
+        if self._forwards > 0:
+            return True
+        return not self._meeting and not self.updating and _task_of_this_backward() != _NO_TASK
 
     def phase(self) -> str:
         """Of a forward use of a weight that happens now."""
@@ -163,6 +190,13 @@ class ShardedModel(Closing):
 
     def _meet(self, meeting: Callable[[], list[tuple[int, int, int]]]) -> None:
         """`meeting` returns what has been added. All additions come before the first hook."""
+        outer, self._meeting = self._meeting, True
+        try:
+            self._met(meeting)
+        finally:
+            self._meeting = outer
+
+    def _met(self, meeting: Callable[[], list[tuple[int, int, int]]]) -> None:
         with DisableTorchFunctionSubclass(), torch.no_grad():
             for weight in self.weights:
                 weight.before_drain()
@@ -213,10 +247,15 @@ class ShardedModel(Closing):
             return self.runtime.added()
 
         self._meet(meeting)
+        self._forwards = 0
+        for weight in self.weights:
+            weight.show_rows(True)
 
     def end_update(self) -> None:
         """Collective: publishes them."""
         self.updating = False
+        for weight in self.weights:
+            weight.show_rows(False)
         self.micro_batch = 0
         self.runtime.end_update()
         self.follow_frozen()

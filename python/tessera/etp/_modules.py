@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
-from .._errors import InvalidArgumentError
 from ._functions import Embedding, Linear, multiply
 from ._parameter import ShardedParameter, Weight
 
@@ -15,45 +11,13 @@ from ._parameter import ShardedParameter, Weight
 class Sharded(torch.nn.Module):
     """What they have in common. Their `weight` is a ShardedParameter."""
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        parameter = self._parameters["weight"]
-        if isinstance(parameter, ShardedParameter):
-            with torch.no_grad():
-                applied = fn(parameter)
-            if applied.dtype != parameter.dtype or applied.device != parameter.device:
-                raise InvalidArgumentError(
-                    f"{parameter.etp.name} is sharded and cannot become {applied.dtype} on {applied.device}: convert "
-                    "the model before shard_module_(), or after unshard_()"
-                )
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        parameter = self._parameters["weight"]
-        key = f"{prefix}weight"
-        given = state_dict.get(key)
-        if not isinstance(parameter, ShardedParameter) or given is None:
-            super()._load_from_state_dict(state_dict, prefix, *rest)
-            return
-        weight = parameter.etp
-        if given.shape == weight.shape and given.shape != parameter.shape:
-            state_dict[key] = given[weight.rows[0] : weight.rows[1]]
-        alone = not weight.model.updating
-        if alone:
-            weight.model.begin_update([weight])
-        try:
-            super()._load_from_state_dict(state_dict, prefix, *rest)
-        finally:
-            state_dict[key] = given
-            if alone:
-                weight.model.end_update()
-
 
 class ShardedLinear(Sharded, torch.nn.Linear):
     """nn.Linear of a sharded weight."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         parameter = self._parameters["weight"]
-        if type(parameter) is not ShardedParameter:
+        if not isinstance(parameter, ShardedParameter):
             return super().forward(input)
         return apply_linear(input, parameter, self._parameters["bias"], False)
 
@@ -63,7 +27,7 @@ class ShardedEmbedding(Sharded, torch.nn.Embedding):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         parameter = self._parameters["weight"]
-        if type(parameter) is not ShardedParameter:
+        if not isinstance(parameter, ShardedParameter):
             return super().forward(input)
         return apply_embedding(input, parameter, self.padding_idx, self.scale_grad_by_freq)
 
@@ -73,7 +37,7 @@ class ShardedConv1D(Sharded):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parameter = self._parameters["weight"]
-        if type(parameter) is not ShardedParameter:
+        if not isinstance(parameter, ShardedParameter):
             return super().forward(x)  # type: ignore[no-any-return]
         return apply_linear(x, parameter, self._parameters["bias"], True)
 
@@ -92,9 +56,16 @@ def sharded_class(module: torch.nn.Module) -> type | None:
 
 
 def unsharded_class(kind: type) -> type:
-    """What shard_module_() made the class from."""
-    original: type = kind.unsharded  # type: ignore[attr-defined]
-    return original
+    """What shard_module_() made the class from; the class itself of modules that it leaves as they are."""
+    return getattr(kind, "unsharded", kind)
+
+
+def put(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+    """In the place of another parameter. Recurrent modules keep lists of theirs, which follow assignments."""
+    if isinstance(module, torch.nn.RNNBase):
+        setattr(module, name, parameter)
+    else:
+        module._parameters[name] = parameter
 
 
 def apply_linear(

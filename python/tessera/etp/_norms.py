@@ -20,7 +20,7 @@ class Rows(Protocol):
     """What a norm needs of a weight: who has which rows."""
 
     group: Group
-    shape: torch.Size
+    matrix: torch.Size
     shard_rows: int
 
 
@@ -105,7 +105,7 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
             raise InvalidArgumentError(f"a norm of gradients of two ETP groups, {group} and {weight.group}: take two")
         group = weight.group
         shape = rows.shape
-        parts.append((rows.data_ptr(), shape[0], shape[1], _NAMES[rows.dtype], weight.shard_rows, weight.shape[0]))
+        parts.append((rows.data_ptr(), shape[0], shape[1], _NAMES[rows.dtype], weight.shard_rows, weight.matrix[0]))
     core = _core.ShardGroup.single("norm") if group is None else group.core
     return _core.etp_norms(core, parts, order, together)
 

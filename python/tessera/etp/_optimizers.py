@@ -52,7 +52,7 @@ def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
     found: dict[int, tuple[Model, list[Weight]]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if type(parameter) is ShardedParameter and parameter.requires_grad:
+            if isinstance(parameter, ShardedParameter) and parameter.requires_grad:
                 weight = parameter.etp
                 found.setdefault(weight.model.number, (weight.model, []))[1].append(weight)
     return [found[number] for number in sorted(found)]

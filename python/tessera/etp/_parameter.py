@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch._C import DisableTorchFunctionSubclass, _disabled_torch_function_impl
 from torch.utils.dlpack import from_dlpack
 from torch.utils.hooks import RemovableHandle
 
 from .. import _core
 from .._errors import InternalError, InvalidArgumentError
+from ._generic import Call
 from ._group import Group
 from ._norms import typed
+from ._routes import Route, route_of
 
 PostHook = Callable[[torch.Tensor], None]
 
@@ -39,6 +42,7 @@ class Model(Protocol):
     micro_batch: int
     updating: bool
 
+    def in_forward(self) -> bool: ...
     def phase(self) -> str: ...
     def enter_backward(self) -> None: ...
     def begin_update(self, weights: Iterable[Weight]) -> None: ...
@@ -47,6 +51,7 @@ class Model(Protocol):
 
 class ShardedParameter(torch.nn.Parameter):
     """This rank's rows of a weight, [rows, K]: a view of shared memory. Any elementwise optimiser of torch takes it.
+    Operations that use it as a weight get it whole, and are differentiable.
 
     `etp` tells what it is a part of. Hooks of register_post_accumulate_grad_hook() are called once a backward, after
     the reduced gradient has been added; those of register_hook() see the reduced rows before.
@@ -58,6 +63,16 @@ class ShardedParameter(torch.nn.Parameter):
         parameter: ShardedParameter = torch.Tensor._make_subclass(cls, rows, requires_grad)
         parameter.etp = weight
         return parameter
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        route = route_of(func)
+        if route is Route.FACT:
+            with DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return _routed(route, func, args, kwargs or {})
 
     def register_post_accumulate_grad_hook(self, hook: PostHook) -> RemovableHandle:
         return self.etp.hooks.register(hook)
@@ -73,8 +88,52 @@ class ShardedParameter(torch.nn.Parameter):
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        begin, end = self.etp.rows
-        return f"ShardedParameter({self.etp.name!r}, rows {begin} to {end} of {self.etp.shape})\n{self.data!r}"
+        weight = self.etp
+        begin, end = weight.rows
+        return f"ShardedParameter({weight.name!r}, rows {begin} to {end} of {tuple(weight.shape)})\n{weight.local!r}"
+
+
+class Rows(ShardedParameter):
+    """What a sharded parameter is within an update: rows and nothing else, for every operation."""
+
+    __torch_function__ = _disabled_torch_function_impl
+
+
+Call.parameter_class = ShardedParameter
+
+
+def _routed(route: Route, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    parameter = _first((*args, *kwargs.values()))
+    if parameter is None:  # in an argument that is none of torch's containers
+        with DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    weight = parameter.etp
+    forward = weight.model.in_forward()
+    if route is Route.SHAPE and forward:
+        return func(torch.empty(weight.shape, dtype=weight.dtype, device="meta"), *args[1:], **kwargs)
+    if route is Route.DATA:
+        weight.require_same_memory(args[1])
+    if route is Route.WRITE and forward and args[0] is parameter:
+        raise InvalidArgumentError(
+            f"{weight.name} is sharded, and {func.__name__}() would write it while ranks use it: write this rank's "
+            "rows within etp.update(model)"
+        )
+    if (
+        route is Route.PRODUCT
+        or (forward and route not in (Route.SHAPE, Route.DATA))
+        or (route is Route.OTHER and torch.is_grad_enabled())
+    ):
+        return Call().run(func, args, kwargs)
+    with DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+def _first(values: Iterable[Any]) -> ShardedParameter | None:
+    for value in values:
+        found = _first(value) if isinstance(value, (list, tuple)) else value
+        if isinstance(found, ShardedParameter):
+            return found
+    return None
 
 
 class PostHooks:
@@ -104,7 +163,9 @@ class Weight:
 
     Attributes:
         name: The dotted name in the model.
-        shape: The logical one, [F, K].
+        shape: The logical one.
+        matrix: [F, K]: the shape of what is cut along dim 0.
+        local: This rank's rows, as a plain tensor over the parameter's memory.
         group: The etp.Group.
         rows: (begin, end) of this rank.
         shard_rows: Of every rank, with padding.
@@ -118,6 +179,7 @@ class Weight:
         number: int,
         name: str,
         full: torch.Tensor,
+        matrix: torch.Size,
         format: str,
         compute: torch.dtype,
     ) -> None:
@@ -126,6 +188,7 @@ class Weight:
         self.number = number
         self.name = name
         self.shape = torch.Size(full.shape)
+        self.matrix = matrix
         self.dtype = full.dtype
         self.format = format
         self.compute = compute
@@ -136,14 +199,15 @@ class Weight:
         self.frozen = not full.requires_grad
         capsule = runtime.shard(number)
         count = self.rows[1] - self.rows[0]
-        rows = torch.empty((0, full.shape[1]), dtype=full.dtype) if capsule is None else from_dlpack(capsule)
+        rows = torch.empty((0, matrix[1]), dtype=full.dtype) if capsule is None else from_dlpack(capsule)
         with torch.no_grad():
-            rows.copy_(full[self.rows[0] : self.rows[1]])
+            rows.copy_(full.reshape(matrix)[self.rows[0] : self.rows[1]])
         if rows.shape[0] != count:
             raise InternalError(f"{name}: {rows.shape[0]} rows, not {count}")
+        self.local = rows
         self.parameter = ShardedParameter(rows, self, full.requires_grad)
         self.parameter._backward_hooks = full._backward_hooks
-        self.address = self.parameter.data_ptr()
+        self.address = rows.data_ptr()
         # Of the round in flight: where folds add, and whether that is what .grad is or becomes.
         self._memory: torch.Tensor | None = None
         self._direct = True
@@ -152,7 +216,7 @@ class Weight:
     @property
     def pad_length(self) -> int:
         """Rows of padding, over all ranks."""
-        return self.shard_rows * self.group.size - self.shape[0]
+        return self.shard_rows * self.group.size - self.matrix[0]
 
     @property
     def is_padded_last_rank(self) -> bool:
@@ -207,7 +271,7 @@ class Weight:
         else:
             self._direct = self._direct and grad is None
             dtype = torch.float32 if self.dtype == torch.float16 else self.dtype
-            self._memory = torch.zeros(parameter.shape, dtype=dtype)
+            self._memory = torch.zeros(self.local.shape, dtype=dtype)
         self._point_at(self._memory)
 
     def before_drain(self) -> None:
@@ -249,7 +313,7 @@ class Weight:
             parameter.grad.add_(gradient)
 
     def _from_runtime(self) -> torch.Tensor:
-        shape = self.parameter.shape
+        shape = self.local.shape
         if shape[0] == 0:
             return torch.zeros(shape, dtype=self.dtype)
         own = torch.empty(shape, dtype=torch.float32 if self.dtype == torch.float16 else self.dtype)
@@ -258,10 +322,28 @@ class Weight:
 
     # --- updates
 
+    def show_rows(self, updating: bool) -> None:
+        """Within an update the parameter is its rows."""
+        self.parameter.__class__ = Rows if updating else ShardedParameter
+
+    def require_same_memory(self, given: torch.Tensor) -> None:
+        """Throws if .data may not become that."""
+        with DisableTorchFunctionSubclass():
+            if given.dtype != self.dtype or given.device != self.local.device:
+                raise InvalidArgumentError(
+                    f"{self.name} is sharded and cannot become {given.dtype} on {given.device}: convert the model "
+                    "before shard_module_(), or after unshard_()"
+                )
+            if given.data_ptr() != self.address:
+                self._refuse_memory()
+
     def require_in_place(self) -> None:
         """Throws if the parameter's memory is not the shard any more."""
         if self.parameter.data_ptr() != self.address:
-            raise InvalidArgumentError(
-                f"{self.name}: the parameter's memory has been replaced, and other ranks read the old one: write into "
-                "it (copy_()) instead of assigning .data, and change dtypes before shard_module_()"
-            )
+            self._refuse_memory()
+
+    def _refuse_memory(self) -> NoReturn:
+        raise InvalidArgumentError(
+            f"{self.name}: the parameter's memory has been replaced, and other ranks read the old one: write into it "
+            "(copy_()) instead of assigning .data, and change dtypes before shard_module_()"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -15,13 +16,13 @@ from .._errors import AlreadyExistsError, InvalidArgumentError, MismatchError, U
 from ._config import config
 from ._group import Group
 from ._model import ShardedModel
-from ._modules import sharded_class, unsharded_class
+from ._modules import put, sharded_class, unsharded_class
 from ._norms import typed
 from ._optimizers import watch_optimizers
 from ._parameter import Weight, can_shard, dtype_name
 from ._refusals import require_shardable
 from ._replicated import Replicated
-from ._views import logical, model_of
+from ._views import logical, model_of, places_of
 
 Filter = Callable[[str, torch.nn.Parameter], bool]
 
@@ -119,14 +120,14 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
     if sharded is None:
         return model
     sharded.drain()
-    places = _places(model)
+    full = {}
     for weight in sharded.weights:
         old = weight.parameter
-        full = torch.nn.Parameter(logical(old), requires_grad=old.requires_grad)
-        full.grad = None if old.grad is None else logical(old.grad)
-        for module in places[id(old)]:
-            module._parameters["weight"] = full
-            module.__class__ = unsharded_class(type(module))
+        full[weight.number] = torch.nn.Parameter(logical(old), requires_grad=old.requires_grad)
+        full[weight.number].grad = None if old.grad is None else logical(old.grad)
+    for module, name, parameter in places_of(model):
+        put(module, name, full[parameter.etp.number])
+        module.__class__ = unsharded_class(type(module))
     sharded.unwatch()
     sharded.close()
     sharded.core.close()
@@ -143,10 +144,9 @@ def _chosen(
     """The format of every weight that is to be sharded, by name."""
     rules = [(pattern("formats", key), format) for key, format in formats.items()]
     used: set[int] = set()
-    elsewhere = _used_elsewhere(model)
     chosen = {}
     for name, parameter in model.named_parameters():
-        if id(parameter) in elsewhere or parameter.dim() != 2 or not can_shard(parameter.dtype):
+        if parameter.dim() < 2 or not can_shard(parameter.dtype):
             continue
         if parameter.numel() < min_elements or (filter is not None and not filter(name, parameter)):
             continue
@@ -172,31 +172,24 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(found[:3]) + (f" and {len(found) - 3} others" if len(found) > 3 else "")
 
 
-def _used_elsewhere(model: torch.nn.Module) -> set[int]:
-    """Parameters of modules that do not know how to gather."""
-    found = set()
-    fused = {
-        id(child)
-        for module in model.modules()
-        if isinstance(module, torch.nn.TransformerEncoderLayer)  # reads its children's weights in evaluation
-        for child in module.children()
-    }
+Place = tuple[torch.nn.Module, str]
+
+
+def _places(model: torch.nn.Module) -> dict[int, list[Place]]:
+    """Which modules have a parameter, and by which name."""
+    found: dict[int, list[Place]] = {}
     for module in model.modules():
-        able = sharded_class(module) is not None and id(module) not in fused
         for name, parameter in module._parameters.items():
-            if parameter is not None and not (able and name == "weight"):
-                found.add(id(parameter))
+            if parameter is not None:
+                found.setdefault(id(parameter), []).append((module, name))
     return found
 
 
-def _places(model: torch.nn.Module) -> dict[int, list[torch.nn.Module]]:
-    """Which modules have a parameter as their weight."""
-    found: dict[int, list[torch.nn.Module]] = {}
-    for module in model.modules():
-        parameter = module._parameters.get("weight")
-        if parameter is not None:
-            found.setdefault(id(parameter), []).append(module)
-    return found
+def _matrix(shape: torch.Size, places: list[Place]) -> torch.Size:
+    """What is cut along dim 0: an output's weights are a row, and experts [E, F, K] are E * F of them."""
+    convolves = any(isinstance(module, torch.nn.modules.conv._ConvNd) for module, _ in places)
+    columns = math.prod(shape[1:]) if convolves else shape[-1]
+    return torch.Size((math.prod(shape) // columns, columns))
 
 
 def _cut(
@@ -205,13 +198,14 @@ def _cut(
     full: torch.nn.Parameter,
     format: str,
     compute_dtype: torch.dtype | None,
-    modules: list[torch.nn.Module],
+    places: list[Place],
 ) -> None:
     computed = (compute_dtype if format else None) or _PLAIN.get(format, full.dtype)
+    matrix = _matrix(full.shape, places)
     number = sharded.runtime.add(
         name,
-        full.shape[0],
-        full.shape[1],
+        matrix[0],
+        matrix[1],
         dtype_name(full.dtype),
         format,
         dtype_name(computed),
@@ -219,16 +213,16 @@ def _cut(
         config.pad_for_alignment,
         not full.requires_grad,
     )
-    weight = Weight(sharded, number, name, full, format, computed)
+    weight = Weight(sharded, number, name, full, matrix, format, computed)
     parameter = weight.parameter
     sharded.weights.append(weight)
     if full.grad is not None:
-        parameter.grad = typed(full.grad[weight.rows[0] : weight.rows[1]].clone(), weight)
-    for module in modules:
-        kind = sharded_class(module)
-        assert kind is not None
-        module._parameters["weight"] = parameter
-        module.__class__ = kind
+        parameter.grad = typed(full.grad.reshape(matrix)[weight.rows[0] : weight.rows[1]].clone(), weight)
+    for module, place in places:
+        put(module, place, parameter)
+        kind = sharded_class(module) if place == "weight" else None
+        if kind is not None:
+            module.__class__ = kind
 
 
 def require_same(group: Group, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:

@@ -9,19 +9,30 @@ import torch
 
 from .._errors import InvalidArgumentError
 from ._model import ShardedModel, models_of_this_process
-from ._modules import Sharded, unsharded_class
+from ._modules import put, unsharded_class
 from ._norms import ShardedGradient, plain
 from ._parameter import ShardedParameter, Weight
+from ._rows import gather_rows
 
 
 def model_of(model: torch.nn.Module) -> ShardedModel | None:
     """Of the first sharded parameter; None if there is none."""
     for parameter in model.parameters():
-        if type(parameter) is ShardedParameter:
+        if isinstance(parameter, ShardedParameter):
             found = parameter.etp.model
             assert isinstance(found, ShardedModel)
             return found
     return None
+
+
+def places_of(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, ShardedParameter]]:
+    """Which modules have which sharded parameters, by which names."""
+    return [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if isinstance(parameter, ShardedParameter)
+    ]
 
 
 @contextmanager
@@ -53,8 +64,8 @@ def wait_async_comms() -> None:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's rows of a sharded parameter or its gradient, as a plain tensor over the same memory."""
-    if type(tensor) is ShardedParameter:
-        return tensor.detach()
+    if isinstance(tensor, ShardedParameter):
+        return tensor.etp.local
     return plain(tensor)
 
 
@@ -68,28 +79,17 @@ def logical(tensor: torch.Tensor, like: ShardedParameter | None = None) -> torch
     weight: Weight | None = None
     if like is not None:
         weight = like.etp
-    elif type(tensor) is ShardedParameter:
+    elif isinstance(tensor, ShardedParameter):
         weight = tensor.etp
     elif type(tensor) is ShardedGradient:
         weight = tensor.etp  # type: ignore[assignment]
     if weight is None:
         return tensor
-    rows = local(tensor).detach().contiguous()
+    rows = local(tensor).detach()
     if rows.dim() < 1 or rows.shape[0] != weight.rows[1] - weight.rows[0]:
         return tensor  # a step count
-    full = torch.empty((weight.shape[0], *rows.shape[1:]), dtype=rows.dtype)
-    row_bytes = rows.element_size() * (rows.numel() // max(rows.shape[0], 1) or weight.shape[1])
-    weight.group.core.gather_bytes(
-        f"the rows of {weight.name}",
-        rows.data_ptr(),
-        [
-            max(0, min((r + 1) * weight.shard_rows, weight.shape[0]) - min(r * weight.shard_rows, weight.shape[0]))
-            * row_bytes
-            for r in range(weight.group.size)
-        ],
-        full.data_ptr(),
-    )
-    return full
+    full = gather_rows(weight, rows)
+    return full.view(weight.shape) if full.shape == weight.matrix else full
 
 
 @contextmanager
@@ -98,28 +98,24 @@ def summon(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
     It needs memory for the whole model. A weight that has been written is an error when it is left: use etp.update().
     """
-    held: list[tuple[torch.nn.Module, ShardedParameter]] = []
+    held = places_of(model)
     full: dict[int, torch.nn.Parameter] = {}
-    for module in model.modules():
-        parameter = module._parameters.get("weight") if isinstance(module, Sharded) else None
-        if type(parameter) is ShardedParameter:
-            number = parameter.etp.number
-            if number not in full:
-                full[number] = torch.nn.Parameter(logical(parameter), requires_grad=False)
-            held.append((module, parameter))
-    kinds = [type(module) for module, _ in held]
+    for _, _, parameter in held:
+        if parameter.etp.number not in full:
+            full[parameter.etp.number] = torch.nn.Parameter(logical(parameter), requires_grad=False)
+    kinds = [type(module) for module, _, _ in held]
     sharded = model_of(model)
     with nullcontext() if sharded is None else sharded.unwatched():
-        for module, parameter in held:
-            module._parameters["weight"] = full[parameter.etp.number]
+        for module, name, parameter in held:
+            put(module, name, full[parameter.etp.number])
             module.__class__ = unsharded_class(type(module))
         try:
             yield model
         finally:
-            for (module, parameter), kind in zip(held, kinds, strict=True):
+            for (module, name, parameter), kind in zip(held, kinds, strict=True):
                 module.__class__ = kind
-                module._parameters["weight"] = parameter
-    for _, parameter in held:
+                put(module, name, parameter)
+    for _, _, parameter in held:
         if full[parameter.etp.number]._version != 0:
             raise InvalidArgumentError(
                 f"{parameter.etp.name} was written within summon(), which gives weights to be read: write this rank's "
@@ -128,4 +124,4 @@ def summon(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _weights_of(model: torch.nn.Module) -> list[Weight]:
-    return [each.etp for each in model.parameters() if type(each) is ShardedParameter]
+    return [each.etp for each in model.parameters() if isinstance(each, ShardedParameter)]

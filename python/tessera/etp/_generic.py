@@ -1,0 +1,248 @@
+"""A sharded weight in any operation of torch: it is gathered for the call, and its gradient is produced when the
+backward comes by. Between them nothing keeps the gathered weight alive: what autograd saves of it is a token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from .. import _core
+from .._errors import InvalidArgumentError, UnimplementedError
+
+_recomputation = "_recomputation_hook"
+_NO_TASK = -1
+
+
+class Model(Protocol):
+    anchor: torch.Tensor
+
+    def phase(self) -> str: ...
+    def enter_backward(self) -> None: ...
+
+
+class Weight(Protocol):
+    """What a use needs of a weight."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def model(self) -> Model: ...
+    def gather(self, phase: str, expects_backward: bool = False, version: int | None = None) -> tuple[Any, int]: ...
+    def room(self) -> tuple[_core.GradientBuffer, torch.Tensor]: ...
+    def produce(self, buffer: _core.GradientBuffer) -> None: ...
+
+
+def expects_backward(phase: str) -> bool:
+    """Whether a use whose graph is recorded now will be followed by its backward. A forward that torch's checkpoint
+    repeats only for its saved tensors will not: the first one's backward comes."""
+    if phase != "recompute":
+        return True
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is None or _recomputation not in getattr(hooks[0], "__qualname__", "")
+
+
+def refuse_twice(weight: Weight) -> None:
+    if torch.is_grad_enabled():
+        raise UnimplementedError(
+            f"{weight.name}: a backward with create_graph=True goes through a sharded weight, whose gradient cannot be "
+            "differentiated again: leave this weight out with filter="
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """A gathered weight, and where its memory is."""
+
+    weight: Weight
+    version: int
+    address: int
+
+
+def _whole(weight: Weight, phase: str, expected: bool = False, version: int | None = None) -> tuple[Any, int]:
+    """In the logical shape and the parameter's dtype, as the operation would have got it."""
+    full, found = weight.gather(phase, expected, version)
+    return full.to(weight.dtype).view(weight.shape), found
+
+
+class Gather(torch.autograd.Function):
+    """The whole weight. Its gradient goes to the ranks that own its rows."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, weight: Weight, found: list[int]) -> torch.Tensor:
+        phase = weight.model.phase()
+        ctx.weight = weight
+        full, version = _whole(weight, phase, expects_backward(phase))
+        found.append(version)
+        return full  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        weight: Weight = ctx.weight
+        refuse_twice(weight)
+        weight.model.enter_backward()
+        buffer, into = weight.room()
+        into.copy_((gradient.to_dense() if gradient.is_sparse else gradient).reshape(into.shape))
+        weight.produce(buffer)
+        return None, None, None
+
+
+def gathered(weight: Weight, trains: bool) -> tuple[torch.Tensor, Source]:
+    if trains and torch.is_grad_enabled():
+        versions: list[int] = []
+        full: torch.Tensor = Gather.apply(weight.model.anchor, weight, versions)  # type: ignore[no-untyped-call]
+        version = versions[0]
+    else:
+        full, version = _whole(weight, weight.model.phase())
+    return full, Source(weight, version, full.untyped_storage().data_ptr())
+
+
+class Gathered(torch.Tensor):
+    """A view of a gathered weight (`self.weight.t()`), to be read. Operations on it are those on its weight."""
+
+    plain: torch.Tensor
+    source: Source
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        first = args[0] if args else None
+        if type(first) is Gathered and writes(func):
+            raise InvalidArgumentError(
+                f"{first.source.weight.name} is sharded, and {func.__name__}() would write into what has been gathered "
+                "of it: clone() it first"
+            )
+        return Call().run(func, args, kwargs or {})
+
+
+def writes(func: Callable[..., Any]) -> bool:
+    """Whether it changes its first argument."""
+    name = func.__name__
+    if name == "__setitem__":
+        return True
+    if name.startswith("__"):
+        return name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
+    return name.endswith("_") and name not in ("requires_grad_", "share_memory_")
+
+
+class Parameter(Protocol):
+    """What a call gathers."""
+
+    requires_grad: bool
+
+    @property
+    def etp(self) -> Weight: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Token:
+    """What autograd keeps of a tensor that lies in a gathered weight."""
+
+    source: Source
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    def tensor(self) -> torch.Tensor:
+        weight = self.source.weight
+        phase = "fwd"
+        if torch._C._current_graph_task_id() != _NO_TASK:
+            weight.model.enter_backward()
+            phase = "bwd"
+        with torch.no_grad():
+            full, _ = _whole(weight, phase, version=self.source.version)
+            return full.as_strided(self.size, self.stride, self.offset)  # type: ignore[no-any-return]
+
+
+class Call:
+    """One call of an operation, with weights gathered for it."""
+
+    parameter_class: type = type(None)
+
+    def __init__(self) -> None:
+        self._sources: dict[int, Source] = {}  # by address
+        self._found: dict[int, torch.Tensor] = {}  # by parameter
+
+    def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args = tuple([self._swap(each) for each in args])
+        kwargs = {name: self._swap(each) for name, each in kwargs.items()}
+        if not torch.is_grad_enabled():
+            return self._wrap(func(*args, **kwargs))
+        # The innermost hooks are the only ones that autograd calls: they pass on what is not theirs.
+        outer = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        pack, unpack = (_keep, _kept) if outer is None else outer
+        sources = self._sources
+
+        def shrink(tensor: torch.Tensor) -> Any:
+            source = sources.get(tensor.untyped_storage().data_ptr())
+            if source is None or tensor.dtype is not source.weight.dtype:
+                return pack(tensor)
+            return Token(source, tensor.size(), tensor.stride(), tensor.storage_offset())
+
+        def restore(kept: Any) -> torch.Tensor:
+            return kept.tensor() if type(kept) is Token else unpack(kept)  # type: ignore[no-any-return]
+
+        with torch.autograd.graph.saved_tensors_hooks(shrink, restore):
+            result = func(*args, **kwargs)
+        return self._wrap(result)
+
+    def _swap(self, value: Any) -> Any:
+        kind = type(value)
+        if issubclass(kind, self.parameter_class):
+            found = self._found.get(id(value))
+            if found is None:
+                found, source = gathered(value.etp, value.requires_grad)
+                self._found[id(value)] = found
+                self._sources[source.address] = source
+            return found
+        if kind is Gathered:
+            self._sources[value.source.address] = value.source
+            return value.plain
+        if kind in (list, tuple):
+            return kind([self._swap(each) for each in value])
+        if kind is dict:
+            return {name: self._swap(each) for name, each in value.items()}
+        return value
+
+    def _wrap(self, result: Any) -> Any:
+        kind = type(result)
+        if kind is torch.Tensor:
+            if result.layout is not torch.strided:
+                return result
+            source = self._sources.get(result.untyped_storage().data_ptr())
+            if source is None:
+                return result
+            with DisableTorchFunctionSubclass():
+                view = result.as_subclass(Gathered)
+            view.plain, view.source = result, source
+            return view
+        if kind in (list, tuple):
+            return kind([self._wrap(each) for each in result])
+        return result
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Kept:
+    tensor: torch.Tensor
+    version: int
+
+
+def _keep(tensor: torch.Tensor) -> _Kept:
+    return _Kept(tensor, tensor._version)
+
+
+def _kept(kept: _Kept) -> torch.Tensor:
+    """Autograd checks versions of what it saves itself only."""
+    if kept.tensor._version != kept.version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"{tuple(kept.tensor.shape)} is at version {kept.tensor._version}, expected version {kept.version}"
+        )
+    return kept.tensor

@@ -1,0 +1,25 @@
+"""All ranks' rows of what goes with a sharded weight row by row."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from ._parameter import Weight
+
+
+def gather_rows(weight: Weight, rows: torch.Tensor) -> torch.Tensor:
+    """[F, ...] of every rank's [rows, ...]. Collective."""
+    rows = rows.contiguous()
+    total = weight.matrix[0]
+    full = torch.empty((total, *rows.shape[1:]), dtype=rows.dtype)
+    row_bytes = full.element_size() * (full.numel() // max(total, 1))
+    begins = [min(r * weight.shard_rows, total) for r in range(weight.group.size + 1)]
+    weight.group.core.gather_bytes(
+        f"the rows of {weight.name}",
+        rows.data_ptr(),
+        [(end - begin) * row_bytes for begin, end in itertools.pairwise(begins)],
+        full.data_ptr(),
+    )
+    return full

@@ -1,0 +1,149 @@
+"""state_dict() and load_state_dict() of sharded modules: what is saved tells the logical shape, and cannot be taken for
+the whole weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+from torch.utils.hooks import RemovableHandle
+
+from .._errors import InvalidArgumentError
+from ._parameter import Model, ShardedParameter, Weight
+from ._routes import words
+from ._rows import gather_rows
+
+_FACTS = words(
+    "size dim ndimension numel nelement stride is_floating_point is_complex is_contiguous element_size get_device "
+    "is_pinned is_shared is_inference __len__ __hash__ requires_grad_"
+)
+_COPIES = frozenset(("clone", "detach", "__deepcopy__"))
+
+
+class LogicalTensor(torch.Tensor):
+    """A sharded weight in a state_dict(): the logical shape, and this rank's rows. Arithmetic is refused.
+
+    load_state_dict() of a sharded model takes it. clone() and copy.deepcopy() copy this rank's rows.
+
+    Attributes:
+        local: This rank's rows, [rows, K]: the model's own memory, or a copy's.
+        etp: Name, shape and rows of the weight, as `p.etp`.
+    """
+
+    local: torch.Tensor
+    etp: Weight
+
+    def __new__(cls, weight: Weight, rows: torch.Tensor) -> LogicalTensor:
+        made: LogicalTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, weight.shape, dtype=rows.dtype, device=rows.device
+        )
+        made.local, made.etp = rows, weight
+        return made
+
+    def full(self) -> torch.Tensor:
+        """All rows, as a tensor of its own. Collective."""
+        return gather_rows(self.etp, self.local).view(self.etp.shape)
+
+    def rows_for(self, weight: Weight) -> torch.Tensor:
+        """Those that this rank has of another weight of that shape."""
+        if (weight.rows, weight.shard_rows, weight.shape) == (self.etp.rows, self.etp.shard_rows, self.etp.shape):
+            return self.local
+        return _cut(self.full(), weight)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.__name__
+        if name in _COPIES and type(args[0]) is cls:
+            return cls(args[0].etp, args[0].local if name == "detach" else args[0].local.clone())
+        if name in _FACTS or (name == "__get__" and func.__self__.__name__ != "data"):  # type: ignore[attr-defined]
+            with DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        _refuse(args, name)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> NoReturn:
+        _refuse(args, func.__name__)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LogicalTensor:
+        copied = LogicalTensor(self.etp, self.local.clone())
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise InvalidArgumentError(
+            f"{self.etp.name} is sharded and its state cannot be pickled: save the state_dict() within "
+            "etp.summon(model), or what .full() gives for each of these tensors"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        begin, end = self.etp.rows
+        return f"LogicalTensor({self.etp.name!r}, {tuple(self.etp.shape)}, here rows {begin} to {end})"
+
+
+def _refuse(args: tuple[Any, ...], name: str) -> NoReturn:
+    found = next((each for each in args if type(each) is LogicalTensor), None)
+    what = "a sharded weight" if found is None else found.etp.name
+    raise InvalidArgumentError(
+        f"{name}() of {what} in a state_dict(), of which this rank has some rows: use .full(), which is collective, or "
+        ".local"
+    )
+
+
+def _cut(full: torch.Tensor, weight: Weight) -> torch.Tensor:
+    return full.reshape(weight.matrix)[weight.rows[0] : weight.rows[1]]
+
+
+def _rows_of(given: Any, weight: Weight) -> Any:
+    if type(given) is LogicalTensor:
+        return given.rows_for(weight) if given.shape == weight.shape else given.full()  # torch tells of the shapes
+    if hasattr(given, "full_tensor"):  # a DTensor
+        given = given.full_tensor()
+    return _cut(given, weight) if getattr(given, "shape", None) == weight.shape else given
+
+
+def _sharded(module: torch.nn.Module) -> dict[str, Weight]:
+    return {
+        name: parameter.etp for name, parameter in module._parameters.items() if isinstance(parameter, ShardedParameter)
+    }
+
+
+def _save(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    for name, weight in _sharded(module).items():
+        saved = state.get(prefix + name)
+        if saved is not None and not isinstance(saved, ShardedParameter):  # keep_vars=True
+            state[prefix + name] = LogicalTensor(weight, weight.local)
+
+
+def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]:
+    """Of one module with sharded parameters. Loading it is an update."""
+    began: list[bool] = []
+
+    def load(module: Any, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+        weights = _sharded(module)
+        given = {name: state[prefix + name] for name in weights if prefix + name in state}
+        for name in given:
+            if metadata.get("assign_to_params_buffers", False):
+                raise InvalidArgumentError(
+                    f"{weights[name].name} is sharded, and load_state_dict(assign=True) would replace its memory: load "
+                    "without assign=, or before shard_module_()"
+                )
+        if not model.updating:
+            began.append(True)
+            model.begin_update(weights.values())
+        for name, tensor in given.items():
+            state[prefix + name] = _rows_of(tensor, weights[name])
+
+    def loaded(*_: Any) -> None:
+        if began:
+            began.clear()
+            model.end_update()
+
+    return [
+        module.register_state_dict_post_hook(_save),  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_pre_hook(load),  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_post_hook(loaded),  # type: ignore[no-untyped-call]
+    ]
