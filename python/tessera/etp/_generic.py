@@ -13,6 +13,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from .. import _core
 from .._errors import InvalidArgumentError, UnimplementedError
+from ._inline import GatherInline
 
 _recomputation = "_recomputation_hook"
 _NO_TASK = -1
@@ -20,6 +21,7 @@ _NO_TASK = -1
 
 class Model(Protocol):
     anchor: torch.Tensor
+    inline: bool
 
     def phase(self) -> str: ...
     def enter_backward(self) -> None: ...
@@ -34,9 +36,26 @@ class Weight(Protocol):
 
     @property
     def model(self) -> Model: ...
-    def gather(self, phase: str, expects_backward: bool = False, version: int | None = None) -> tuple[Any, int]: ...
+    @property
+    def scale(self) -> float: ...
+    def gather(
+        self, phase: str, expects_backward: bool = False, version: int | None = None
+    ) -> tuple[torch.Tensor, int]: ...
+    def whole(self, expects_backward: bool) -> tuple[torch.Tensor, int]: ...
+    def stand(self) -> torch.Tensor: ...
+    def reduce(self, gradient: torch.Tensor) -> torch.Tensor: ...
+    def spread(self, rows: torch.Tensor) -> torch.Tensor: ...
     def room(self) -> tuple[_core.GradientBuffer, torch.Tensor]: ...
     def produce(self, buffer: _core.GradientBuffer) -> None: ...
+
+
+class Parameter(Protocol):
+    """What a call gathers."""
+
+    requires_grad: bool
+
+    @property
+    def etp(self) -> Weight: ...
 
 
 def expects_backward(phase: str) -> bool:
@@ -52,7 +71,7 @@ def refuse_twice(weight: Weight) -> None:
     if torch.is_grad_enabled():
         raise UnimplementedError(
             f"{weight.name}: a backward with create_graph=True goes through a sharded weight, whose gradient cannot be "
-            "differentiated again: leave this weight out with filter="
+            "differentiated again: shard with mode='inline', or leave this weight out with filter="
         )
 
 
@@ -65,22 +84,15 @@ class Source:
     address: int
 
 
-def _whole(weight: Weight, phase: str, expected: bool = False, version: int | None = None) -> tuple[Any, int]:
-    """In the logical shape and the parameter's dtype, as the operation would have got it."""
-    full, found = weight.gather(phase, expected, version)
-    return full.to(weight.dtype).view(weight.shape), found
-
-
 class Gather(torch.autograd.Function):
     """The whole weight. Its gradient goes to the ranks that own its rows."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, weight: Weight, found: list[int]) -> torch.Tensor:
-        phase = weight.model.phase()
         ctx.weight = weight
-        full, version = _whole(weight, phase, expects_backward(phase))
+        full, version = weight.whole(True)
         found.append(version)
-        return full  # type: ignore[no-any-return]
+        return full
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
@@ -93,13 +105,15 @@ class Gather(torch.autograd.Function):
         return None, None, None
 
 
-def gathered(weight: Weight, trains: bool) -> tuple[torch.Tensor, Source]:
-    if trains and torch.is_grad_enabled():
+def gathered(parameter: Parameter) -> tuple[torch.Tensor, Source]:
+    weight = parameter.etp
+    if parameter.requires_grad and torch.is_grad_enabled():
         versions: list[int] = []
-        full: torch.Tensor = Gather.apply(weight.model.anchor, weight, versions)  # type: ignore[no-untyped-call]
+        node, of = (GatherInline, weight.stand()) if weight.model.inline else (Gather, weight.model.anchor)
+        full: torch.Tensor = node.apply(of, weight, versions)  # type: ignore[no-untyped-call]
         version = versions[0]
     else:
-        full, version = _whole(weight, weight.model.phase())
+        full, version = weight.whole(False)
     return full, Source(weight, version, full.untyped_storage().data_ptr())
 
 
@@ -132,15 +146,6 @@ def writes(func: Callable[..., Any]) -> bool:
     return name.endswith("_") and name not in ("requires_grad_", "share_memory_")
 
 
-class Parameter(Protocol):
-    """What a call gathers."""
-
-    requires_grad: bool
-
-    @property
-    def etp(self) -> Weight: ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Token:
     """What autograd keeps of a tensor that lies in a gathered weight."""
@@ -148,7 +153,7 @@ class Token:
     source: Source
     size: torch.Size
     stride: tuple[int, ...]
-    offset: int
+    offset: int | torch.SymInt
 
     def tensor(self) -> torch.Tensor:
         weight = self.source.weight
@@ -157,8 +162,8 @@ class Token:
             weight.model.enter_backward()
             phase = "bwd"
         with torch.no_grad():
-            full, _ = _whole(weight, phase, version=self.source.version)
-            return full.as_strided(self.size, self.stride, self.offset)  # type: ignore[no-any-return]
+            full, _ = weight.gather(phase, version=self.source.version)
+            return full.to(weight.dtype).as_strided(self.size, self.stride, self.offset)
 
 
 class Call:
@@ -187,7 +192,7 @@ class Call:
             return Token(source, tensor.size(), tensor.stride(), tensor.storage_offset())
 
         def restore(kept: Any) -> torch.Tensor:
-            return kept.tensor() if type(kept) is Token else unpack(kept)  # type: ignore[no-any-return]
+            return kept.tensor() if type(kept) is Token else unpack(kept)
 
         with torch.autograd.graph.saved_tensors_hooks(shrink, restore):
             result = func(*args, **kwargs)
@@ -198,7 +203,7 @@ class Call:
         if issubclass(kind, self.parameter_class):
             found = self._found.get(id(value))
             if found is None:
-                found, source = gathered(value.etp, value.requires_grad)
+                found, source = gathered(value)
                 self._found[id(value)] = found
                 self._sources[source.address] = source
             return found

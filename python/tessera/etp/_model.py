@@ -40,8 +40,12 @@ class ShardedModel(Closing):
 
     _made = 0
 
-    def __init__(self, group: Group, core: _core.ShardGroup, runtime: _core.EtpRuntime) -> None:
+    def __init__(
+        self, group: Group, core: _core.ShardGroup, runtime: _core.EtpRuntime, inline: bool, scale: float
+    ) -> None:
         self.group = group
+        self.inline = inline
+        self.scale = scale
         self.core = core
         self.runtime = runtime
         self.weights: list[Weight] = []

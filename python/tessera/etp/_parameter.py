@@ -14,9 +14,12 @@ from torch.utils.hooks import RemovableHandle
 from .. import _core
 from .._errors import InternalError, InvalidArgumentError
 from ._generic import Call
+from ._generic import expects_backward as will_return
 from ._group import Group
-from ._norms import typed
+from ._inline import Stand
+from ._norms import plain, typed
 from ._routes import Route, route_of
+from ._rows import gather_rows
 
 PostHook = Callable[[torch.Tensor], None]
 
@@ -41,6 +44,9 @@ class Model(Protocol):
     number: int
     micro_batch: int
     updating: bool
+    inline: bool
+    scale: float  # of gradients: 1 / N, or 1
+    core: _core.ShardGroup
 
     def in_forward(self) -> bool: ...
     def phase(self) -> str: ...
@@ -75,6 +81,8 @@ class ShardedParameter(torch.nn.Parameter):
         return _routed(route, func, args, kwargs or {})
 
     def register_post_accumulate_grad_hook(self, hook: PostHook) -> RemovableHandle:
+        if self.etp.model.inline:
+            return super().register_post_accumulate_grad_hook(hook)  # type: ignore[no-any-return, no-untyped-call]
         return self.etp.hooks.register(hook)
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
@@ -96,13 +104,15 @@ class ShardedParameter(torch.nn.Parameter):
 class Rows(ShardedParameter):
     """What a sharded parameter is within an update: rows and nothing else, for every operation."""
 
-    __torch_function__ = _disabled_torch_function_impl
+    __torch_function__ = _disabled_torch_function_impl  # type: ignore[assignment]
 
 
 Call.parameter_class = ShardedParameter
 
 
 def _routed(route: Route, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if route is Route.GRAPH:  # which may repeat forwards, so that routes must stay open
+        return func(*[_edges(each) for each in args], **{name: _edges(each) for name, each in kwargs.items()})
     parameter = _first((*args, *kwargs.values()))
     if parameter is None:  # in an argument that is none of torch's containers
         with DisableTorchFunctionSubclass():
@@ -126,6 +136,13 @@ def _routed(route: Route, func: Callable[..., Any], args: tuple[Any, ...], kwarg
         return Call().run(func, args, kwargs)
     with DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
+
+
+def _edges(value: Any) -> Any:
+    if isinstance(value, ShardedParameter):
+        with DisableTorchFunctionSubclass():
+            return torch.autograd.graph.get_gradient_edge(value)
+    return tuple([_edges(each) for each in value]) if type(value) in (list, tuple) else value
 
 
 def _first(values: Iterable[Any]) -> ShardedParameter | None:
@@ -207,11 +224,14 @@ class Weight:
         self.local = rows
         self.parameter = ShardedParameter(rows, self, full.requires_grad)
         self.parameter._backward_hooks = full._backward_hooks
+        if model.inline:
+            self._follow_autograd()
         self.address = rows.data_ptr()
         # Of the round in flight: where folds add, and whether that is what .grad is or becomes.
         self._memory: torch.Tensor | None = None
         self._direct = True
         self._registered = 0
+        self._stand: torch.Tensor | None = None
 
     @property
     def pad_length(self) -> int:
@@ -248,6 +268,12 @@ class Weight:
         capsule, found = model.runtime.acquire(self.number, phase, batch, expects_backward, first, version)
         return from_dlpack(capsule), found
 
+    def whole(self, expects_backward: bool) -> tuple[torch.Tensor, int]:
+        """In the logical shape and the parameter's dtype, for a forward."""
+        phase = self.model.phase()
+        full, version = self.gather(phase, expects_backward and will_return(phase))
+        return full.to(self.dtype).view(self.shape), version
+
     def room(self) -> tuple[_core.GradientBuffer, torch.Tensor]:
         """Where a gradient [F, K] is to be written: produce() then takes it."""
         if self._memory is None:
@@ -257,6 +283,52 @@ class Weight:
 
     def produce(self, buffer: _core.GradientBuffer) -> None:
         self.model.runtime.produce(buffer)
+
+    # --- inline
+
+    def _follow_autograd(self) -> None:
+        """Autograd accumulates, and drops the type of what it accumulates: it is given back before other hooks."""
+        entries = self.hooks.entries
+
+        def give_type(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                parameter.grad = typed(plain(parameter.grad), self)
+
+        handle = RemovableHandle(entries)
+        entries[handle.id] = give_type
+        OrderedDict.move_to_end(entries, handle.id, last=False)  # type: ignore[arg-type]
+        self.parameter._post_accumulate_grad_hooks = entries
+        self.hooks = PostHooks()
+
+    @property
+    def scale(self) -> float:
+        return self.model.scale
+
+    def stand(self) -> torch.Tensor:
+        """Autograd's way to the parameter; one until the end of the next backward."""
+        if self._stand is None:
+            self._stand = Stand.apply(self.parameter, self)  # type: ignore[no-untyped-call]
+        return self._stand
+
+    def reduce(self, gradient: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of the scaled sum of all ranks' gradients, in the parameter's dtype. Collective."""
+        model = self.model
+        model.enter_backward()
+        model.core.exchange(f"the gradient of {self.name}", b"")  # that ranks differ is an error with both names
+        rows = torch.zeros(self.local.shape, dtype=torch.float32 if self.dtype == torch.float16 else self.dtype)
+        self._point_at(rows)
+        try:
+            buffer, capsule = model.runtime.gradient_buffer(self.number, model.micro_batch)
+            from_dlpack(capsule).copy_(gradient.reshape(self.matrix))
+            self.produce(buffer)
+            model.runtime.drain()
+        finally:
+            self._point_at(None)
+        return rows.to(self.dtype)
+
+    def spread(self, rows: torch.Tensor) -> torch.Tensor:
+        """All ranks' rows, in the logical shape. Collective."""
+        return gather_rows(self.model.core, self, rows).view(self.shape)
 
     # --- gradients
 
@@ -276,7 +348,7 @@ class Weight:
 
     def before_drain(self) -> None:
         """Other ranks may have gradients for these rows where this one had none."""
-        if self._memory is not None or self.frozen:
+        if self._memory is not None or self.frozen or self.model.inline:
             return
         if self.parameter.grad is not None:
             self.register()
@@ -293,6 +365,7 @@ class Weight:
     def after_drain(self, added: bool) -> None:
         """Makes .grad of what has been added."""
         memory, self._memory = self._memory, None
+        self._stand = None
         if not added:
             return
         parameter = self.parameter

@@ -11,6 +11,8 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ._generic import writes
 
 
@@ -23,6 +25,7 @@ class Route(enum.Enum):
     WRITE = enum.auto()  # into its first argument: rows, not in a forward
     READ = enum.auto()  # without a graph: the whole in a forward, else rows
     PRODUCT = enum.auto()  # the whole
+    GRAPH = enum.auto()  # runs a backward: the parameter's place in the graph
     OTHER = enum.auto()  # the whole in a forward or where a graph is recorded, else rows
 
 
@@ -69,6 +72,8 @@ def _route(func: Callable[..., Any]) -> Route:
         return Route.SHAPE if field in _SHAPE else Route.FACT
     if name in _SHAPE:
         return Route.SHAPE
+    if func is torch.autograd.grad or func is torch.autograd.backward:
+        return Route.GRAPH
     if name in _FACTS:
         return Route.FACT
     if name in _READS:

@@ -45,9 +45,10 @@ def shard_module_(
 ) -> torch.nn.Module:
     """Cuts the model's matrices along dim 0 over the ranks of a group, in place, and returns it.
 
-    nn.Linear, nn.Embedding and transformers' Conv1D gather their weight when they are called; a weight that several of
-    them share stays one. Every other parameter stays whole on every rank; its gradients are added over the group. Call
-    it on every rank with the same weights, before the optimiser is made and before the model is compiled. Collective.
+    Weights are gathered by the operations that use them, in modules of any class; a weight that several of them share
+    stays one. [E, F, K] is cut as E * F rows, a convolution's weight by its first dim. Every other
+    parameter stays whole on every rank; its gradients are added over the group. Call it on every rank with the same
+    weights, before the optimiser is made and before the model is compiled. Collective.
 
     With one rank, weights without a format are left as they are: the model is as it was.
 
@@ -60,15 +61,16 @@ def shard_module_(
         min_elements: Smaller parameters are left whole.
         reduction: "mean": gradients of N ranks are averaged; "sum": they are added.
         publish: When weights with a format are quantised: at the end of an "update", or at their "first_use" after it.
-        mode: "deferred": gradients are added while the backward goes on, and .grad is set at its end.
+        mode: "deferred": gradients are added while the backward goes on, and .grad is set at its end. "inline": weights
+            are ordinary inputs of autograd, and their gradients are reduced where the backward passes, collectively:
+            torch.autograd.grad(), second derivatives, any hook. Slower; ranks must run the same backward.
         compute_dtype: Of gathered weights with a format. None: the plain dtype that travels, else the parameter's.
         dp: A group for data parallelism; not in this version.
         nonfinite: "error" refuses to quantise NaN and infinity, "propagate" does it by the format's rules.
     """
     if not isinstance(group, Group):
         raise InvalidArgumentError(f"shard_module_: group {group!r}: give what etp.init_group() returns")
-    if choice("mode", mode, ("deferred", "inline")) == "inline":
-        raise UnimplementedError("mode='inline' is not in this version: use 'deferred'")
+    inline = choice("mode", mode, ("deferred", "inline")) == "inline"
     if dp is not None:
         raise UnimplementedError(
             "dp= is not in this version: wrap the sharded model in DistributedDataParallel, or make the ETP group "
@@ -99,7 +101,7 @@ def shard_module_(
         publish=publish,
         nonfinite=nonfinite,
     )
-    sharded = ShardedModel(group, core, runtime)
+    sharded = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / group.size)
     places = _places(model)
     for name, parameter in list(model.named_parameters()):
         if name in chosen:
@@ -220,7 +222,7 @@ def _cut(
         parameter.grad = typed(full.grad.reshape(matrix)[weight.rows[0] : weight.rows[1]].clone(), weight)
     for module, place in places:
         put(module, place, parameter)
-        kind = sharded_class(module) if place == "weight" else None
+        kind = sharded_class(module) if place == "weight" and not sharded.inline else None
         if kind is not None:
             module.__class__ = kind
 

@@ -36,7 +36,7 @@ class LogicalTensor(torch.Tensor):
     etp: Weight
 
     def __new__(cls, weight: Weight, rows: torch.Tensor) -> LogicalTensor:
-        made: LogicalTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: LogicalTensor = torch.Tensor._make_wrapper_subclass(
             cls, weight.shape, dtype=rows.dtype, device=rows.device
         )
         made.local, made.etp = rows, weight
@@ -44,7 +44,7 @@ class LogicalTensor(torch.Tensor):
 
     def full(self) -> torch.Tensor:
         """All rows, as a tensor of its own. Collective."""
-        return gather_rows(self.etp, self.local).view(self.etp.shape)
+        return gather_rows(self.etp.group.core, self.etp, self.local).view(self.etp.shape)
 
     def rows_for(self, weight: Weight) -> torch.Tensor:
         """Those that this rank has of another weight of that shape."""
@@ -65,7 +65,9 @@ class LogicalTensor(torch.Tensor):
         _refuse(args, name)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> NoReturn:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> NoReturn:
         _refuse(args, func.__name__)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LogicalTensor:

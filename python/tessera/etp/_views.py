@@ -88,7 +88,7 @@ def logical(tensor: torch.Tensor, like: ShardedParameter | None = None) -> torch
     rows = local(tensor).detach()
     if rows.dim() < 1 or rows.shape[0] != weight.rows[1] - weight.rows[0]:
         return tensor  # a step count
-    full = gather_rows(weight, rows)
+    full = gather_rows(weight.group.core, weight, rows)
     return full.view(weight.shape) if full.shape == weight.matrix else full
 
 

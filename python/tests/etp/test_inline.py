@@ -1,0 +1,42 @@
+"""mode="inline" gives the bytes of plain torch; ranks whose backwards differ are told so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import etp_inline_scenarios
+import pytest
+import tessera
+import torch
+from etp_models import built, on_ranks, plainly, scenarios_of
+from etp_scenarios import Skipping
+from tessera import etp
+from torch_ranks import launch
+
+SCENARIOS = scenarios_of(vars(etp_inline_scenarios))
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[Any]]:
+    return on_ranks(SCENARIOS, 2)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_bytes_are_those_of_plain_torch(found: dict[str, list[Any]], name: str) -> None:
+    expected = plainly(SCENARIOS[name], 2)
+    for rank in found[name]:
+        assert rank == expected
+
+
+def _another_backward(rank: int) -> str:
+    with etp.init_group(timeout=10) as group:
+        model = etp.shard_module_(built(Skipping), group, mode="inline", min_elements=256)
+        x = torch.ones(2, 32)
+        with pytest.raises(tessera.Error) as caught:
+            (model.experts[0] if rank == 0 else model.experts[1])(x).sum().backward()
+        return str(caught.value)
+
+
+def test_ranks_must_run_the_same_backward() -> None:
+    for text in launch(_another_backward, 2):
+        assert "the gradient of experts.0.weight" in text and "the gradient of experts.1.weight" in text
