@@ -295,8 +295,10 @@ class Weight:
                 parameter.grad = typed(plain(parameter.grad), self)
 
         handle = RemovableHandle(entries)
+        others = list(entries.items())
+        entries.clear()  # autograd calls them in the order of insertion, whatever OrderedDict says
         entries[handle.id] = give_type
-        OrderedDict.move_to_end(entries, handle.id, last=False)  # type: ignore[arg-type]
+        entries.update(others)
         self.parameter._post_accumulate_grad_hooks = entries
         self.hooks = PostHooks()
 
