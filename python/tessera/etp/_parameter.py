@@ -287,7 +287,7 @@ class Weight:
     # --- inline
 
     def _follow_autograd(self) -> None:
-        """Autograd accumulates, and drops the type of what it accumulates: it is given back before other hooks."""
+        """Autograd accumulates, and drops the type of what it accumulates: it gets it before other hooks."""
         entries = self.hooks.entries
 
         def give_type(parameter: torch.Tensor) -> None:

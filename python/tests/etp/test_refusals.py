@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import re
 from collections.abc import Callable
@@ -59,6 +60,27 @@ def written_while_summoned() -> None:
         model.up.weight.zero_()
 
 
+class Writes(torch.nn.Linear):
+    """A forward that changes its weight, or a view of it."""
+
+    view = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            (self.weight.t() if self.view else self.weight).mul_(2)
+        return x
+
+
+def writes_in_forward() -> None:
+    sharded(Writes(64, 64))(torch.ones(1))
+
+
+def writes_to_view() -> None:
+    model = sharded(Writes(64, 64))
+    model.view = True
+    model(torch.ones(1))
+
+
 class Muon(torch.optim.Optimizer):
     """An optimiser of another package."""
 
@@ -77,7 +99,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a group of another kind": (lambda: etp.shard_module_(built(), None), "give what etp.init_group"),  # type: ignore[arg-type]
     "a mode": (lambda: etp.shard_module_(built(), etp.init_group(), mode="x"), "'deferred' and 'inline'"),
-    "inline mode": (lambda: etp.shard_module_(built(), etp.init_group(), mode="inline"), "not in this version"),
     "dp": (lambda: etp.shard_module_(built(), etp.init_group(), dp=1), "dp= is not in this version"),
     "a sharded model": (lambda: etp.shard_module_(sharded(), etp.init_group()), "sharded already"),
     "a lazy module": (lambda: sharded(torch.nn.LazyLinear(3)), "weight is not initialised yet"),
@@ -87,6 +108,22 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a sparse embedding": (lambda: sharded(torch.nn.Embedding(64, 64, sparse=True)), "sparse=True or max_norm"),
     "a copy": (lambda: copy.deepcopy(sharded()), "emb.weight is sharded and cannot be copied.*summon"),
     "a pickle": (lambda: pickle.dumps(sharded().emb.weight), "emb.weight is sharded and cannot be pickled.*summon"),
+    "a pickled state": (
+        lambda: torch.save(sharded().state_dict(), io.BytesIO()),
+        "emb.weight is sharded and its state cannot be pickled.*summon.*full",
+    ),
+    "arithmetic with a state": (lambda: sharded().state_dict()["up.weight"] * 2, r"\(\) of up.weight in a state_dict"),
+    "copying a state": (
+        lambda: torch.zeros(80, 32).copy_(sharded().state_dict()["up.weight"]),
+        r"copy_\(\) of up.weight in a state_dict.*full",
+    ),
+    "a state as an array": (lambda: sharded().state_dict()["up.weight"].numpy(), r"numpy\(\) of up.weight"),
+    "assigned weights": (
+        lambda: sharded().load_state_dict(built().state_dict(), assign=True),
+        r"emb.weight is sharded, and load_state_dict\(assign=True\)",
+    ),
+    "a write in a forward": (writes_in_forward, r"weight is sharded, and mul_\(\) would write it.*etp.update"),
+    "a write to a gathered view": (writes_to_view, r"weight is sharded, and mul_\(\) would write into.*clone"),
     "another dtype": (lambda: sharded().half(), "emb.weight is sharded and cannot become torch.float16"),
     "memory that was replaced": (moved, "up.weight: the parameter's memory has been replaced"),
     "a stale backward": (updated_before_backward, "weight"),
@@ -169,3 +206,40 @@ def test_tensor_hooks_see_the_gradient_before_it_is_added() -> None:
     for _ in range(2):
         loss_of(model, 0).backward()
     assert torch.equal(first, model.up.weight.grad * 2)
+
+
+def test_what_an_operation_saves_may_not_change_before_its_backward() -> None:
+    model = sharded(torch.nn.Conv1d(64, 64, 1))
+    x = torch.ones(1, 64, 8)
+    loss = model(x).sum()
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_copied_state_is_what_the_weights_were() -> None:
+    model = sharded()
+    best = copy.deepcopy(model.state_dict())
+    before = etp.logical(model.up.weight).clone()
+    assert best["up.weight"].shape == (80, 32) and "up.weight" in repr(best["up.weight"])
+    loss_of(model, 0).backward()
+    adamw(model.parameters()).step()
+    assert not torch.equal(etp.logical(model.up.weight), before)
+    assert torch.equal(best["up.weight"].full(), before)
+    model.load_state_dict(best)
+    assert torch.equal(etp.logical(model.up.weight), before)
+
+
+def test_a_failed_step_leaves_weights_whole_for_the_next_forward() -> None:
+    class Fails(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            raise KeyError("a user's optimiser")
+
+    etp.allow_optimizer(Fails)
+    model = sharded(torch.nn.MultiheadAttention(64, 4))
+    x = torch.ones(2, 1, 64)
+    model(x, x, x)[0].sum().backward()
+    with pytest.raises(KeyError):
+        Fails(model.parameters(), lr=0.1).step()
+    model(x, x, x)[0].sum().backward()
+    assert type(model.in_proj_weight) is etp.ShardedParameter
