@@ -52,7 +52,9 @@ void Gradients::announce(const Parameter& p, int micro_batch) {
 
 bool Gradients::in_flight(WeightId weight) const {
   if (weights_[weight].produced > 0) return true;
-  return std::ranges::any_of(uses_, [&](const auto& use) { return use.first.first == weight && use.second.come > 0; });
+  for (auto use = uses_.lower_bound({weight, 0}); use != uses_.end() && use->first.first == weight; ++use)
+    if (use->second.come > 0) return true;
+  return false;
 }
 
 GradientBuffer Gradients::buffer(Parameter& p, int micro_batch) {

@@ -16,6 +16,11 @@ from ._generic import expects_backward, refuse_twice
 from ._parameter import Weight
 
 
+def applied(function: type[torch.autograd.Function]) -> Any:
+    """Its apply() without what torch.func's transforms need, which costs as much as the rest of a small product."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
 class Linear(torch.autograd.Function):
     """x @ W.T + bias of W [F, K]; or x @ W + bias if `as_stored`."""
 
@@ -116,3 +121,7 @@ class Embedding(torch.autograd.Function):
         )
         weight.produce(buffer)
         return None, None, None, None, None
+
+
+apply_linear_function = applied(Linear)
+apply_embedding_function = applied(Embedding)

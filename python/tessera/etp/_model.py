@@ -266,10 +266,11 @@ class ShardedModel(Closing):
 
     def follow_frozen(self) -> None:
         """Parameters may be frozen, and released, at any time between backwards."""
-        for weight in self.weights:
-            frozen = not weight.parameter.requires_grad
-            if frozen != weight.frozen:
-                self.runtime.set_frozen(weight.number, frozen)
-                weight.frozen = frozen
+        with DisableTorchFunctionSubclass():
+            for weight in self.weights:
+                frozen = not weight.parameter.requires_grad
+                if frozen != weight.frozen:
+                    self.runtime.set_frozen(weight.number, frozen)
+                    weight.frozen = frozen
         for replicated in self.replicated:
             replicated.follow()

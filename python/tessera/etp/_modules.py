@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
 
-from ._functions import Embedding, Linear, multiply
+from ._functions import apply_embedding_function, apply_linear_function, multiply
 from ._parameter import ShardedParameter, Weight
 
 
@@ -83,10 +84,11 @@ def apply_linear(
         x = x.to(dtype)
     if bias is not None and bias.dtype != dtype:
         bias = bias.to(dtype)
-    trains = parameter.requires_grad
+    with DisableTorchFunctionSubclass():
+        trains = parameter.requires_grad
     if torch.is_grad_enabled() and (trains or x.requires_grad or (bias is not None and bias.requires_grad)):
         anchor = weight.model.anchor if trains else None
-        out = Linear.apply(x, bias, anchor, weight, dtype, as_stored)  # type: ignore[no-untyped-call]
+        out = apply_linear_function(x, bias, anchor, weight, dtype, as_stored)
     else:
         full, _ = weight.gather(weight.model.phase())
         out = multiply(x, full if full.dtype is dtype else full.to(dtype), bias, as_stored)
@@ -101,7 +103,7 @@ def apply_embedding(
     padding = -1 if padding is None else padding
     if torch.is_grad_enabled() and parameter.requires_grad:
         anchor = weight.model.anchor
-        out = Embedding.apply(indices, anchor, weight, padding, by_frequency)  # type: ignore[no-untyped-call]
+        out = apply_embedding_function(indices, anchor, weight, padding, by_frequency)
     else:
         full, _ = weight.gather(weight.model.phase())
         out = torch.embedding(full, indices, padding, by_frequency, False)

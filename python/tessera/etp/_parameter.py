@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 from torch._C import DisableTorchFunctionSubclass, _disabled_torch_function_impl
-from torch.utils.dlpack import from_dlpack
+from torch._C import _from_dlpack as from_dlpack  # of a capsule
 from torch.utils.hooks import RemovableHandle
 
 from .. import _core
@@ -338,8 +338,9 @@ class Weight:
         """Says where the next folds add: into .grad where that can be, for rounding and the order of additions are then
         those of one process."""
         parameter = self.parameter
-        grad = parameter.grad
-        self._direct = not parameter._backward_hooks and self.dtype != torch.float16
+        with DisableTorchFunctionSubclass():
+            grad = parameter.grad
+            self._direct = not parameter._backward_hooks and self.dtype != torch.float16
         if self._direct and grad is not None and grad.is_contiguous():
             self._memory = grad
         else:
