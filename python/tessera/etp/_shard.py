@@ -13,6 +13,7 @@ import torch
 from .. import _core
 from .._arguments import choice, pattern, whole
 from .._errors import AlreadyExistsError, InvalidArgumentError, MismatchError, UnimplementedError
+from ._compile import leave_out_of_graphs
 from ._config import config
 from ._group import Group
 from ._model import ShardedModel
@@ -112,6 +113,7 @@ def shard_module_(
     runtime.start()
     sharded.watch(model)
     watch_optimizers()
+    leave_out_of_graphs()
     return model
 
 
