@@ -15,8 +15,8 @@
 //   GradientBuffer gradient = runtime.gradient_buffer(w);               // [F, K], shared memory
 //   wgrad(gradient.data());
 //   runtime.produce(std::move(gradient));                               // the owners fold it; nothing waits here
-//   runtime.drain();                                                    // collective: every produced gradient is
-//   folded runtime.update(weights, [&] { step(optimiser); });                  // collective: retire, write, publish
+//   runtime.drain();                                                    // collective: all gradients are folded
+//   runtime.update(weights, [&] { step(optimiser); });                  // collective: retire, write, publish
 //
 // Collective calls are made by all ranks of the group in the same order, with the same weights: start(), update(),
 // publish(), drain(), abandon(), classify(), and acquire() where it publishes (PublishAt::kFirstUse). Other calls are
