@@ -51,9 +51,9 @@ std::vector<Message> all_messages() {
   return all;
 }
 
-// Only ranks that refuse, give up or take long send these, which need not happen here.
-const std::set<std::string> kRarelySaid{"Reject", "Closed", "Broken",  "Withdraw",
-                                        "Refuse", "Revoke", "Release", "Progress"};
+// Only ranks that refuse, give up, take long or are out of step send these, which need not happen here.
+const std::set<std::string> kRarelySaid{"Reject", "Closed",  "Broken",   "Withdraw", "Refuse",
+                                        "Revoke", "Release", "Progress", "Ahead"};
 
 bool is_rare(const Message& message, Mode mode) {
   return kRarelySaid.contains(message.name) || (mode == Mode::kInPlace && message.name == "Decided");

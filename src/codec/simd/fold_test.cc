@@ -3,10 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
+#include <span>
+#include <vector>
 
 #include "base/testing.h"
 #include "codec/codec_testing.h"
@@ -81,11 +84,12 @@ TEST_P(FoldKernel, AddsTheRoundedProductsInOrder) {
           std::vector<const std::byte*> terms;
           for (size_t t = 0; t < count; ++t) {
             in.emplace_back(n * sizeof(float), (n + t) % 5);
-            std::memcpy(in.back().data(), term_of(n, t).data(), n * sizeof(float));
+            const std::vector<float> term = term_of(n, t);
+            std::ranges::copy(std::as_bytes(std::span(term)), in.back().data());
           }
           for (GuardedBytes& term : in) terms.push_back(term.data());
           GuardedBytes out(n * sizeof(float), n % 3);
-          std::memcpy(out.data(), acc.data(), n * sizeof(float));
+          std::ranges::copy(std::as_bytes(std::span(acc)), out.data());
           fold_row(DType::kF32, DType::kF32, first)(terms.data(), count, scale, out.data(), n);
           const std::vector<float> expected = folded_by_hand(acc, count, scale, first);
           for (size_t i = 0; i < n; ++i)
