@@ -191,6 +191,7 @@ class Trainer {
 
 int train(const GroupRank& options, GroupBoard& board) {
   const SharedBuffer spare = SharedHeap::process().allocate(64);  // the heap keeps an arena
+  std::thread([] {}).join();  // ThreadSanitizer starts a thread of its own together with the first
   const Footprint before = Footprint::now();
   const auto check_footprint = [&] {
     const Footprint after = Footprint::now();
