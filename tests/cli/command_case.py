@@ -71,8 +71,8 @@ class CommandTest(unittest.TestCase):
         self.processes.append(process)
         return process
 
-    def finish(self, process):
-        output, errors = process.communicate(timeout=HANG)
+    def finish(self, process, timeout=HANG):
+        output, errors = process.communicate(timeout=timeout)
         return process.returncode, output, errors
 
     def run_command(self, *arguments):

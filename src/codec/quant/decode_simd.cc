@@ -79,10 +79,10 @@ HWY_INLINE V16 with_nans(V16 f16, uint32_t nan, V16 otherwise) {
 }
 
 HWY_INLINE TwoVectors widened(V16 f16) {
-  const hn::Repartition<hwy::float16_t, D> d;
-  const hn::Half<decltype(d)> half;
-  const auto both = hn::BitCast(d, f16);
-  return {hn::PromoteTo(DF(), hn::LowerHalf(half, both)), hn::PromoteTo(DF(), hn::UpperHalf(half, both))};
+  const hn::Half<D16> half;
+  const hn::Rebind<hwy::float16_t, D> d;
+  return {hn::PromoteTo(DF(), hn::BitCast(d, hn::LowerHalf(half, f16))),
+          hn::PromoteTo(DF(), hn::BitCast(d, hn::UpperHalf(half, f16)))};
 }
 
 template <typename Code>
