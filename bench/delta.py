@@ -109,9 +109,10 @@ def measure(title: str, state: State, steps: int, change: Callable[[int], None],
 
 def fine_tuning(rate: float) -> tuple[State, Callable[[int], None]]:
     sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "examples" / "weight_sync"))
+    from loss import contrastive_loss
     from model import pretrained
     from text import pairs
-    from train import PAIRS, contrastive_loss
+    from train import PAIRS
 
     torch.manual_seed(0)
     model = pretrained().train()

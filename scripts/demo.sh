@@ -2,6 +2,8 @@
 # The main job: a real model moves from a running 4-process job into a 2-process job, three versions, every element checked.
 #   scripts/demo.sh                       the packaged 90 MB sentence model (all-MiniLM-L6-v2); then examples/weight_sync:
 #                                         one job fine-tunes that model while another one serves it; then
+#                                         examples/etp_finetune: 2 processes that share its weights fine-tune it, and end
+#                                         with the bytes of one process; then
 #                                         examples/etp_train.cc: 1, 2 and 4 processes end with the same weights
 #   scripts/demo.sh --checkpoint PATH     any other .safetensors file, index or folder, without the examples
 . "$(dirname "$0")/lib.sh"
@@ -16,4 +18,6 @@ cd "$caller"  # relative paths of --checkpoint start here
 [ $# -eq 0 ] || exit 0
 cd "$root"
 PYTHONPATH=$root/build/cpu/python "$TESSERA_VENV/bin/python" "$root/examples/weight_sync/run.py"
+say "ETP: 2 processes share the weights of MiniLM, 1 process keeps all of them"
+PYTHONPATH=$root/build/cpu/python "$TESSERA_VENV/bin/python" "$root/examples/etp_finetune/run.py" --steps 2
 scripts/demo_etp.sh

@@ -1,8 +1,6 @@
 """The training job: fine-tunes MiniLM on 4 ranks with FSDP2 and sends its weights after every few steps.
 
-    torchrun --standalone --nproc-per-node 4 examples/weight_sync/train.py
-
-Adjacent sentences of a text should get similar vectors, different from the rest of their batch.
+torchrun --standalone --nproc-per-node 4 examples/weight_sync/train.py
 """
 
 import argparse
@@ -13,15 +11,14 @@ import check
 import tessera
 import torch
 import torch.distributed as dist
-from model import MATRICES, embed, pretrained, tokenize
+from loss import contrastive_loss
+from model import MATRICES, pretrained
 from text import pairs
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.functional import cross_entropy
 
 PAIRS = 8  # of adjacent sentences, for each rank and step
 LEARNING_RATE = 2e-4
-TEMPERATURE = 0.05
 
 
 def sharded_model() -> torch.nn.Module:
@@ -30,14 +27,6 @@ def sharded_model() -> torch.nn.Module:
     for layer in model.encoder.layer:
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh).train()
-
-
-def contrastive_loss(model: torch.nn.Module, batch: list[tuple[str, str]]) -> torch.Tensor:
-    """The first sentence of each pair should find the second one among those of all pairs."""
-    first, second = zip(*batch, strict=True)
-    vectors = embed(model, tokenize([*first, *second]))
-    similarities = vectors[: len(batch)] @ vectors[len(batch) :].T
-    return cross_entropy(similarities / TEMPERATURE, torch.arange(len(batch)))
 
 
 def main() -> None:

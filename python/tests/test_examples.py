@@ -107,6 +107,22 @@ def test_text_gets_better_from_version_to_version(tmp_path):
     assert bits[-1] < 5
 
 
+def test_two_processes_that_share_weights_end_with_the_bytes_of_one(tmp_path):
+    summary = summary_of("etp_finetune", tmp_path, "--steps", "2", "--quiet")
+    weights = summary["weights"]
+    assert (weights["differing"], weights["differ"]) == (0, [])
+    assert weights["parameters"] == 101
+    assert weights["bytes"] == 90_261_504  # of MiniLM in fp32, all of it
+    (whole,) = summary["memory"]["unsharded"]
+    assert whole["parameters"] == whole["gradients"] == weights["bytes"]
+    assert len(summary["memory"]["sharded"]) == 2
+    for rank in summary["memory"]["sharded"]:
+        for kind in ("parameters", "gradients", "optimiser"):
+            assert rank[kind] < 0.51 * whole[kind]
+        assert rank["peak"] > rank["parameters"] + rank["gradients"] + rank["optimiser"]
+    assert summary["problems"] == []
+
+
 @contextlib.contextmanager
 def program(name: str, *arguments: str, launcher=(), **keywords) -> Iterator[subprocess.Popen[str]]:
     """Of examples/weight_sync. Neither it nor what it has started outlives the block."""
