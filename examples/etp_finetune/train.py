@@ -1,4 +1,4 @@
-"""Fine-tunes MiniLM on any number of processes, of which each keeps its share of every weight.
+"""Fine-tunes MiniLM on any number of processes. Each keeps its share of every weight.
 
     torchrun --standalone --nproc-per-node 2 examples/etp_finetune/train.py
 

@@ -36,6 +36,11 @@ def command(text: str, program: Path) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", *launcher.group(1).split(), str(program)]
 
 
+def absolute_path() -> str:
+    """Python's, for programs that run in another folder."""
+    return os.pathsep.join(os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)
+
+
 PAGES = [page for page in sorted(GUIDE.glob("*.md")) if programs(page)]
 
 
@@ -52,7 +57,8 @@ def test_the_programs_of_a_page_run(page: Path, tmp_path: Path, runtime_dir: Pat
         started.append(
             subprocess.Popen(
                 command(text, tmp_path / name),
-                env={**os.environ, "TESSERA_NAMESPACE": page.stem},
+                cwd=tmp_path,
+                env={**os.environ, "TESSERA_NAMESPACE": page.stem, "PYTHONPATH": absolute_path()},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -97,3 +103,11 @@ def test_the_reference_has_every_public_name() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     missing = [name for name in tessera.__all__ if not re.search(rf"tessera\.{name}\b", page)]
     assert missing == ["__version__"]
+
+
+def test_the_reference_has_every_public_name_of_etp() -> None:
+    pytest.importorskip("torch")
+    from tessera import etp
+
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert [name for name in etp.__all__ if not re.search(rf"tessera\.etp\.{name}\b", page)] == []
