@@ -136,7 +136,7 @@ void train(const Rank& rank, std::optional<int64_t> cap, Figures& figures) {
   figures["later"].push_back(static_cast<double>(model.take_most_bytes()) / forecast);
   figures["held"].push_back(static_cast<double>(model.most_held()));
   figures["buffers"].push_back(static_cast<double>(report.gathered_peak_bytes));
-  figures["refused"].push_back(static_cast<double>(report.over_cap));
+  figures["refused"].push_back(static_cast<double>(report.refused));
   rank.together();
 }
 
@@ -177,7 +177,9 @@ void count_rows(Table& table) {
              .at_most = true});
   table.add({.what = "buffers for that, those kept for later included",
              .figure = "of the cap",
-             .wall = capped[0].at("buffers")[0] / kCap});
+             .wall = capped[0].at("buffers")[0] / kCap,
+             .target = 1,
+             .at_most = true});
 }
 
 void checker_rows(Table& table) {

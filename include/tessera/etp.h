@@ -138,9 +138,11 @@ enum class GradientScale : uint8_t { kMean /* 1/N */, kSum /* 1 */ };
 struct RuntimeOptions {
   GradientScale scale = GradientScale::kMean;
   PrefetchMode prefetch = PrefetchMode::kAuto;
-  int distance = 1;                                 // consumptions ahead
-  int expert_distance = 2;                          // the same for lists of experts
-  std::optional<int64_t> cap_bytes = std::nullopt;  // of gathered weights; a prefetch that does not fit is not issued
+  int distance = 1;         // consumptions ahead
+  int expert_distance = 2;  // the same for lists of experts
+  // Of gathered weights, those in use and buffers that are kept for the next: a prefetch that does not fit is not
+  // issued, and what is kept for other shapes is freed. Only what is used at once can take more.
+  std::optional<int64_t> cap_bytes = std::nullopt;
   // Gathers of fewer bytes that wait for nobody are not handed to a stream: to wake its thread takes longer.
   int64_t inline_bytes = int64_t{32} << 10;
   // When an updated weight with a format is quantised: at the end of the update, all in one list; or at its first use
@@ -278,7 +280,8 @@ struct RuntimeReport {
   int64_t on_demand = 0;
   int64_t in_place = 0;      // consumptions of the shard itself, where the group has one rank
   int64_t mispredicted = 0;  // prefetches that nobody consumed
-  int64_t over_cap = 0;      // prefetches that did not fit cap_bytes
+  int64_t refused = 0;       // prefetches that did not fit cap_bytes
+  int64_t over_cap = 0;      // buffers that took more than cap_bytes, for uses at one time that need more
   int64_t bytes_gathered = 0;
   int64_t rounds = 0;         // produced here
   int64_t folds = 0;          // into rows of this rank

@@ -233,6 +233,7 @@ void bind_report(nb::module_& module) {
       .def_ro("on_demand", &Report::on_demand)
       .def_ro("in_place", &Report::in_place)
       .def_ro("mispredicted", &Report::mispredicted)
+      .def_ro("refused", &Report::refused)
       .def_ro("over_cap", &Report::over_cap)
       .def_ro("bytes_gathered", &Report::bytes_gathered)
       .def_ro("rounds", &Report::rounds)

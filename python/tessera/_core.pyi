@@ -905,6 +905,9 @@ class EtpReport:
     def mispredicted(self) -> int: ...
 
     @property
+    def refused(self) -> int: ...
+
+    @property
     def over_cap(self) -> int: ...
 
     @property

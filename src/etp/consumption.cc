@@ -104,6 +104,7 @@ collective::GatherPart Consumptions::part_of(const Parameter& p, Plane plane, st
 
 void Consumptions::gather(Unit& unit, Plane plane, device::Stream& stream, StateStep step,
                           std::vector<uint32_t>& slots) {
+  memory_->make_room(unit.weights, plane);
   for (const Parameter* p : unit.weights) take_buffer(*p, plane, stream, step, slots);
   if (unit.weights.size() > 1) {
     std::vector<collective::GatherPart> parts;
@@ -170,21 +171,27 @@ void Consumptions::issue(std::span<const Prefetch> prefetches) {
     Unit& unit = units_[prefetch.use.weight];
     InFlight gathering;
     gathering.id = prefetch.id;
+    const int64_t needed = memory_->held_bytes() + predictor_.costs()[prefetch.use.weight].bytes(prefetch.use.plane);
+    const bool stale = std::ranges::any_of(unit.weights, [](const Parameter* p) { return p->publication.stale; });
     // What is not published yet is gathered when it is used, which publishes it.
-    if (std::ranges::any_of(unit.weights, [](const Parameter* p) { return p->publication.stale; })) {
-      in_flight_.push_back(std::move(gathering));
-      continue;
+    if (!stale && needed > context_.options.cap_bytes.value_or(needed)) {  // uses last longer than was predicted
+      gathering.needed_cap = needed;
+      ++context_.counters.refused;
+    } else if (!stale) {
+      gather_ahead(unit, prefetch.use, gathering);
     }
-    gathering.issued = Clock::steady().now();
-    gathering.slots = idle_list();
-    const GatherCost& cost = predictor_.costs()[prefetch.use.weight];
-    const bool small = cost.bytes(prefetch.use.plane) <= context_.options.inline_bytes;
-    const bool at_once = small && context_.compute->runs_inline() && unpublished_owner(unit) < 0;
-    device::Stream& stream = at_once ? *context_.compute : context_.streams.gather(unit.chain);
-    gather(unit, prefetch.use.plane, stream, StateStep::kStart, gathering.slots);
-    gathering.arrives = stream.record();
     in_flight_.push_back(std::move(gathering));
   }
+}
+
+void Consumptions::gather_ahead(Unit& unit, const Consumption& use, InFlight& gathering) {
+  gathering.issued = Clock::steady().now();
+  gathering.slots = idle_list();
+  const bool small = predictor_.costs()[use.weight].bytes(use.plane) <= context_.options.inline_bytes;
+  const bool at_once = small && context_.compute->runs_inline() && unpublished_owner(unit) < 0;
+  device::Stream& stream = at_once ? *context_.compute : context_.streams.gather(unit.chain);
+  gather(unit, use.plane, stream, StateStep::kStart, gathering.slots);
+  gathering.arrives = stream.record();
 }
 
 Consumptions::InFlight Consumptions::take(uint64_t id) {
@@ -253,9 +260,10 @@ ExposureCause Consumptions::cause_of(const PredictorCounters& before) const {
 
 void Consumptions::take_prefetched(const Unit& unit, uint64_t id, InFlight& gathered, Exposure& exposure) {
   gathered = take(id);
-  if (gathered.slots.empty()) {  // it was not published when its turn came
+  if (gathered.slots.empty()) {
     exposure.began = Clock::steady().now();
-    exposure.cause = ExposureCause::kFirstUse;
+    exposure.cause = gathered.needed_cap > 0 ? ExposureCause::kCap : ExposureCause::kFirstUse;
+    exposure.needed_cap = gathered.needed_cap;
     return;
   }
   ++context_.counters.prefetched;

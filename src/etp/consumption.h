@@ -67,6 +67,7 @@ class Consumptions {
     std::vector<uint32_t> slots;  // empty: it is not gathered ahead
     device::Event arrives;
     TimePoint issued;
+    int64_t needed_cap = 0;  // above 0: it did not fit
   };
 
   GatherCost cost_of(const Unit& unit);
@@ -80,6 +81,7 @@ class Consumptions {
   void gather(Unit& unit, Plane plane, device::Stream& stream, StateStep step, std::vector<uint32_t>& slots);
   void gather_now(Unit& unit, Plane plane, std::vector<uint32_t>& slots);
   void issue(std::span<const Prefetch> prefetches);
+  void gather_ahead(Unit& unit, const Consumption& use, InFlight& gathering);
   void drop(std::span<const uint64_t> prefetches);
   void take_prefetched(const Unit& unit, uint64_t id, InFlight& gathered, Exposure& exposure);
   void note_exposure(Exposure& exposure, uint32_t unit, Plane plane);

@@ -1,6 +1,7 @@
 #include "etp/gather_memory.h"
 
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "base/fail.h"
@@ -25,10 +26,10 @@ BufferKey buffer_key(const Parameter& p, Plane used) {
 }
 
 GatherMemory::GatherMemory(std::shared_ptr<const void> keeper, device::Device& device,
-                           std::shared_ptr<device::Stream> compute, bool poison)
+                           std::shared_ptr<device::Stream> compute, const Options& options)
     : keeper_(std::move(keeper)),
       device_(device),
-      poison_(poison),
+      options_(options),
       compute_(std::move(compute)),
       // The cache calls these under mutex_, which the analysis does not see.
       cache_({.allocate =
@@ -41,17 +42,55 @@ GatherMemory::GatherMemory(std::shared_ptr<const void> keeper, device::Device& d
                   },
               .free =
                   [this](std::byte* memory, int64_t, const LastReader& last) NO_THREAD_SAFETY_ANALYSIS {
-                    if (last != nullptr) await_reader(*std::static_pointer_cast<device::Event>(last));
-                    buffers_.erase(memory);
-                  }}) {}
+                    freed_.push_back({std::move(buffers_.extract(memory).mapped().buffer), last});
+                  }},
+             options.cap_bytes) {}
 
-GatherMemory::~GatherMemory() = default;
-
-void GatherMemory::await_reader(const device::Event& event) {
-  try {
-    device_.wait_host(event, Deadline::after(kLastReaders));
-  } catch (...) {  // that it failed has been told where it matters: it has ended
+GatherMemory::~GatherMemory() {
+  {
+    const MutexLock lock(mutex_);
+    cache_.clear();
   }
+  let_go_quietly();
+}
+
+void GatherMemory::let_go() {
+  std::vector<Freed> freed;
+  {
+    const MutexLock lock(mutex_);
+    freed.swap(freed_);
+  }
+  for (; !freed.empty(); freed.pop_back()) {
+    if (freed.back().last == nullptr) continue;
+    const device::Event& last = *std::static_pointer_cast<device::Event>(freed.back().last);
+    try {
+      device_.wait_host(last, Deadline::after(kLastReaders));
+    } catch (...) {
+      if (last.done()) continue;  // that it failed has been told where it matters
+      const MutexLock lock(mutex_);
+      freed_.insert(freed_.end(), std::make_move_iterator(freed.begin()), std::make_move_iterator(freed.end()));
+      throw;
+    }
+  }
+}
+
+void GatherMemory::let_go_quietly() noexcept {
+  try {
+    let_go();
+  } catch (...) {  // freed later, or with this
+  }
+}
+
+void GatherMemory::make_room(std::span<Parameter* const> weights, Plane used) {
+  if (!options_.cap_bytes) return;
+  std::vector<BufferKey> keys;
+  for (const Parameter* p : weights) keys.push_back(buffer_key(*p, used));
+  {
+    const MutexLock lock(mutex_);
+    cache_.make_room(keys);
+    if (freed_.empty()) return;
+  }
+  let_go();
 }
 
 GatherMemory::Taken GatherMemory::take(const Parameter& p, Plane used, const Stamp& stamp, StateStep step) {
@@ -123,12 +162,16 @@ void GatherMemory::note_use(uint32_t index) {
 }
 
 void GatherMemory::release(uint32_t index) noexcept {
-  const MutexLock lock(mutex_);
-  try {
-    give_back(index);
-  } catch (...) {
-    failure_ = std::current_exception();
+  {
+    const MutexLock lock(mutex_);
+    try {
+      give_back(index);
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+    if (freed_.empty()) return;
   }
+  let_go_quietly();
 }
 
 void GatherMemory::give_back(uint32_t index) {
@@ -138,7 +181,7 @@ void GatherMemory::give_back(uint32_t index) {
   LastReader last;
   if (compute_ != nullptr && !compute_->runs_inline()) {
     last = std::make_shared<device::Event>(compute_->record());
-  } else if (poison_) {
+  } else if (options_.poison) {
     std::memset(slot.data, 0xff, static_cast<size_t>(slot.bytes));
     buffers_.at(slot.data).written = slot.bytes;
   }
@@ -154,14 +197,27 @@ void GatherMemory::drop(uint32_t index, const device::Event& arrives) {
 }
 
 int64_t GatherMemory::end_step() {
-  const MutexLock lock(mutex_);
-  return cache_.end_step();
+  int64_t bytes = 0;
+  {
+    const MutexLock lock(mutex_);
+    bytes = cache_.end_step();
+  }
+  let_go();
+  return bytes;
 }
 
 void GatherMemory::close() {
+  {
+    const MutexLock lock(mutex_);
+    compute_.reset();
+    cache_.clear();
+  }
+  let_go_quietly();
+}
+
+int64_t GatherMemory::held_bytes() const {
   const MutexLock lock(mutex_);
-  compute_.reset();
-  cache_.clear();
+  return cache_.held_bytes();
 }
 
 CacheReport GatherMemory::report() const {

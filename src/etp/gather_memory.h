@@ -5,6 +5,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,12 +34,20 @@ BufferKey buffer_key(const Parameter& parameter, Plane used);
 // Thread-safe: a FullWeight returns its buffer on any thread, also after the runtime.
 class GatherMemory {
  public:
-  // `keeper` keeps the device. Poisons released buffers if told to.
+  struct Options {
+    bool poison = false;                              // released buffers
+    std::optional<int64_t> cap_bytes = std::nullopt;  // of all buffers
+  };
+  // `keeper` keeps the device.
   GatherMemory(std::shared_ptr<const void> keeper, device::Device& device, std::shared_ptr<device::Stream> compute,
-               bool poison);
+               const Options& options);
   ~GatherMemory();
   GatherMemory(const GatherMemory&) = delete;
   GatherMemory& operator=(const GatherMemory&) = delete;
+
+  // Below the cap, frees idle buffers for such a gather; blocks until their last readers have ended. What is taken
+  // without takes more than the cap where that has no room. Throws what the wait throws.
+  void make_room(std::span<Parameter* const> weights, Plane used);
 
   // A buffer for one gather of the weight.
   struct Taken {
@@ -62,11 +71,13 @@ class GatherMemory {
   // Of a gather that nobody will use.
   void drop(uint32_t slot, const device::Event& arrives);
 
-  // The end of a step, when nothing is in flight: frees what the whole step has not used. Returns the bytes.
+  // The end of a step, when nothing is in flight: frees what the whole step has not used. Returns the bytes. Throws
+  // what the wait for a last reader throws.
   int64_t end_step();
   // Nothing computes any longer.
   void close();
   CacheReport report() const;
+  int64_t held_bytes() const;  // of buffers in use
 
  private:
   struct Slot {
@@ -84,17 +95,25 @@ class GatherMemory {
     device::Buffer buffer;
     int64_t written = 0;  // bytes that may not be zero: all from here on are
   };
-  void await_reader(const device::Event& event);
+  // A buffer that the cache has freed, and what may still read it.
+  struct Freed {
+    device::Buffer buffer;
+    LastReader last;
+  };
+  // Waits without the lock.
+  void let_go();
+  void let_go_quietly() noexcept;
   void give(uint32_t slot, LastReader last) REQUIRES(mutex_);
   void give_back(uint32_t slot) REQUIRES(mutex_);  // what was acquired
   void note_read(const char* name, const Slot& slot) REQUIRES(mutex_);
 
   const std::shared_ptr<const void> keeper_;
   device::Device& device_;
-  const bool poison_;
+  const Options options_;
   mutable Mutex mutex_;
   std::shared_ptr<device::Stream> compute_ GUARDED_BY(mutex_);  // null once closed
   std::map<std::byte*, Memory> buffers_ GUARDED_BY(mutex_);
+  std::vector<Freed> freed_ GUARDED_BY(mutex_);
   BufferCache cache_ GUARDED_BY(mutex_);
   std::vector<Slot> slots_ GUARDED_BY(mutex_);
   std::vector<uint32_t> idle_slots_ GUARDED_BY(mutex_);

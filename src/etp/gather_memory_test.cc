@@ -4,6 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <future>
+#include <thread>
 
 #include "base/mutation.h"
 #include "base/testing.h"
@@ -21,7 +26,7 @@ class GatherMemoryTest : public testing::Test {
   }
 
   std::shared_ptr<device::Device> device_ = device::make_device(DeviceKind::kHost);
-  GatherMemory memory_{device_, *device_, device_->caller(), true};
+  GatherMemory memory_{device_, *device_, device_->caller(), {.poison = true}};
 };
 
 TEST_F(GatherMemoryTest, ABufferHoldsWhatItsStampSays) {
@@ -66,6 +71,50 @@ TEST_F(GatherMemoryTest, WhatAWholeStepHasNotUsedIsFreed) {
   EXPECT_EQ(memory_.end_step(), 0);
   EXPECT_EQ(memory_.end_step(), 32 * 4 * 4);
   EXPECT_EQ(memory_.report().bytes, 0);
+}
+
+TEST_F(GatherMemoryTest, IdleBuffersOfOtherShapesAreFreedBelowTheCap) {
+  GatherMemory memory(device_, *device_, device_->caller(), {.cap_bytes = 64 * 4 * 4});
+  const auto small = weight(0, 20);  // 32 rows with padding
+  const auto large = weight(1, 60);  // 64
+  const std::array<Parameter*, 1> next{large.get()};
+  memory.release(memory.take(*small, Plane::kRow, {}, StateStep::kRunNow).slot);
+  memory.make_room(next, Plane::kRow);
+  EXPECT_EQ(memory.report().bytes, 0);
+  const GatherMemory::Taken held = memory.take(*large, Plane::kRow, {.weight = 1}, StateStep::kRunNow);
+  EXPECT_EQ(memory.report().most_bytes, 64 * 4 * 4);
+  EXPECT_EQ(memory.report().over_cap, 0);
+  EXPECT_EQ(memory.held_bytes(), 64 * 4 * 4);
+  // Two at once need more.
+  memory.release(memory.take(*small, Plane::kRow, {}, StateStep::kRunNow).slot);
+  EXPECT_EQ(memory.report().over_cap, 1);
+  memory.release(held.slot);
+}
+
+TEST_F(GatherMemoryTest, ABufferIsNotFreedBeforeItsLastReaderHasEnded) {
+  const auto compute = device_->make_stream({.name = "compute"});
+  GatherMemory memory(device_, *device_, compute, {.cap_bytes = 64 * 4 * 4});
+  const auto small = weight(0, 20);
+  const auto large = weight(1, 60);
+  const std::array<Parameter*, 1> next{large.get()};
+  const GatherMemory::Taken taken = memory.take(*small, Plane::kRow, {}, StateStep::kRunNow);
+  std::promise<void> told;
+  std::atomic<bool> read = false;
+  compute->enqueue({.name = "read", .body = [&, data = taken.data] {
+                      told.get_future().wait();
+                      std::memset(data, 1, 16);
+                      read = true;
+                    }});
+  memory.release(taken.slot);
+  std::thread room([&] {
+    memory.make_room(next, Plane::kRow);
+    EXPECT_TRUE(read);
+  });
+  memory.held_bytes();  // the wait holds no lock
+  told.set_value();
+  room.join();
+  EXPECT_EQ(memory.report().bytes, 0);
+  memory.close();
 }
 
 }  // namespace

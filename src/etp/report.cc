@@ -45,7 +45,8 @@ RuntimeReport RuntimeImpl::report() const {
   report.replicated_bytes = replicated_.bytes();
   const PredictorCounters& counters = consumptions_.counters();
   report.mispredicted = counters.wasted;
-  report.over_cap = counters.refused;
+  report.refused += counters.refused;
+  report.over_cap = cache.over_cap;
   return report;
 }
 

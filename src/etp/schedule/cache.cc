@@ -10,7 +10,8 @@
 
 namespace tessera::etp {
 
-BufferCache::BufferCache(BufferMemory memory) : memory_(std::move(memory)) {}
+BufferCache::BufferCache(BufferMemory memory, std::optional<int64_t> cap_bytes)
+    : memory_(std::move(memory)), cap_bytes_(cap_bytes) {}
 
 BufferCache::~BufferCache() {
   for (const Pool& pool : pools_)
@@ -24,13 +25,17 @@ BufferTicket BufferCache::reserve(const BufferKey& key, std::string_view weight)
   if (key.rows < 1 || key.columns < 1)
     fail(ErrorCode::kInvalidArgument, "a buffer without elements for weight {}: {}"_message, tessera::quoted(weight),
          to_string(key));
-  const int64_t bytes = key.bytes();
-  const auto [pool, new_pool] = pool_of_.try_emplace(key, static_cast<uint32_t>(pools_.size()));
-  if (new_pool) pools_.push_back({.key = key, .bytes = bytes});
+  const uint32_t pool = pool_of(key);
   const auto [name, new_name] = weight_of_.try_emplace(std::string(weight), static_cast<uint32_t>(weights_.size()));
   if (new_name) weights_.push_back({.name = name->first});
-  tickets_.push_back({.pool = pool->second, .weight = name->second});
+  tickets_.push_back({.pool = pool, .weight = name->second});
   return {tickets_.size()};
+}
+
+uint32_t BufferCache::pool_of(const BufferKey& key) {
+  const auto [pool, is_new] = pool_of_key_.try_emplace(key, static_cast<uint32_t>(pools_.size()));
+  if (is_new) pools_.push_back({.key = key, .bytes = key.bytes()});
+  return pool->second;
 }
 
 LentBuffer BufferCache::get(BufferTicket number) {
@@ -56,6 +61,7 @@ void BufferCache::release(BufferTicket number, LastReader last) {
   Buffer& buffer = buffers_[ticket.buffer];
   buffer.holder = 0;
   buffer.last = std::move(last);
+  buffer.released = ++releases_;
   pool.free.push_back(ticket.buffer);
   hold(pool, ticket, -1);
   if (buffer.cleared) free_buffer(pool, ticket.buffer);
@@ -63,6 +69,32 @@ void BufferCache::release(BufferTicket number, LastReader last) {
 
 bool BufferCache::holds(BufferTicket ticket) const {
   return holds(find(ticket), ticket.number);
+}
+
+void BufferCache::make_room(std::span<const BufferKey> keys) {
+  if (!cap_bytes_) return;
+  std::vector<uint32_t> wanted;
+  int64_t bytes = 0;
+  for (const BufferKey& key : keys) {
+    wanted.push_back(pool_of(key));
+    Pool& pool = pools_[wanted.back()];
+    if (++pool.wanted > pool.free.size()) bytes += pool.bytes;
+  }
+  make_room_for_wanted(bytes);
+  for (const uint32_t pool : wanted) pools_[pool].wanted = 0;
+}
+
+void BufferCache::make_room_for_wanted(int64_t bytes) {
+  const auto oldest = [this](const Pool& pool) { return buffers_[pool.free.front()].released; };
+  while (bytes > 0 && sums_.bytes + bytes > *cap_bytes_) {
+    Pool* from = nullptr;
+    for (Pool& pool : pools_) {
+      if (pool.free.size() <= pool.wanted || buffers_[pool.free.front()].in_capture_pool) continue;
+      if (from == nullptr || oldest(pool) < oldest(*from)) from = &pool;
+    }
+    if (from == nullptr) return;
+    free_buffer(*from, from->free.front());
+  }
 }
 
 int64_t BufferCache::end_step() {
@@ -136,7 +168,10 @@ bool BufferCache::holds(const Ticket& ticket, uint64_t number) const {
 
 // A buffer of this pool that nobody holds; it is taken out of the free ones.
 uint32_t BufferCache::choose(Pool& pool, const Ticket& ticket) {
-  if (pool.free.empty()) return allocate(pool);
+  if (pool.free.empty()) {
+    make_room({&pool.key, 1});
+    return allocate(pool);
+  }
   if (pool.key.chain == Chain::kGraphed) {
     const auto had = std::ranges::find(pool.free, ticket.buffer);
     if (had != pool.free.end()) {
@@ -168,6 +203,7 @@ uint32_t BufferCache::allocate(Pool& pool) {
   pool.had_any = true;
   ++sums_.allocations;
   sums_.bytes += pool.bytes;
+  if (cap_bytes_ && sums_.bytes > *cap_bytes_) ++sums_.over_cap;
   sums_.most_bytes = std::max(sums_.most_bytes, sums_.bytes);
   sums_.chain_bytes.at(static_cast<size_t>(pool.key.chain)) += pool.bytes;
   log_event(spdlog::level::debug, "etp.buffer", {{"bytes", pool.bytes}}, "{}, buffer {} of its pool",

@@ -4,6 +4,9 @@
 // Then others may get the buffer, each with the token of its last reader: who writes to it waits for that first. Two
 // tickets never hold one buffer at a time. In the graphed chain a ticket gets the address that it had before, if that
 // is free: a replayed graph still uses it. Elsewhere it gets what was released last, so that a pool can shrink.
+//
+// Below a cap, buffers that nobody holds make room for new ones of other keys, those that were released first before
+// others. Only what is held at once can take more than the cap.
 #pragma once
 
 #include <array>
@@ -11,6 +14,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -67,6 +72,7 @@ struct CacheReport {
   int64_t most_bytes = 0;
   int64_t held_bytes = 0;
   int64_t allocations = 0;
+  int64_t over_cap = 0;  // of them, those after which all buffers took more than the cap
   int64_t frees = 0;
 };
 
@@ -74,7 +80,7 @@ struct CacheReport {
 // then. Throws Error(kInvalidArgument) for a ticket that it does not know.
 class BufferCache {
  public:
-  explicit BufferCache(BufferMemory memory);
+  explicit BufferCache(BufferMemory memory, std::optional<int64_t> cap_bytes = std::nullopt);
   ~BufferCache();
   BufferCache(const BufferCache&) = delete;
   BufferCache& operator=(const BufferCache&) = delete;
@@ -83,8 +89,12 @@ class BufferCache {
   // a key without elements.
   BufferTicket reserve(const BufferKey& key, std::string_view weight);
 
-  // The ticket's buffer; allocates if no buffer of its key is free. While the ticket holds it, the same again.
+  // The ticket's buffer; allocates if no buffer of its key is free, after make_room(). While the ticket holds it, the
+  // same again.
   LentBuffer get(BufferTicket ticket);
+  // Frees what nobody holds, as far as it takes for one more buffer of each of these keys to fit below the cap. What
+  // they can use stays, and what is in a capture pool.
+  void make_room(std::span<const BufferKey> keys);
   // Others may get the buffer, and wait for `last`. Throws Error(kInvalidArgument) if the ticket holds none.
   void release(BufferTicket ticket, LastReader last);
   bool holds(BufferTicket ticket) const;
@@ -99,12 +109,14 @@ class BufferCache {
   void reallocate(BufferMemory pool);
 
   CacheReport report() const;
+  int64_t held_bytes() const { return sums_.held_bytes; }  // of what tickets hold
 
  private:
   struct Buffer {
     std::byte* memory = nullptr;
     LastReader last{};
-    uint64_t holder = 0;   // a ticket's number
+    uint64_t holder = 0;  // a ticket's number
+    uint64_t released = 0;
     bool used = false;     // since end_step()
     bool cleared = false;  // freed as soon as it is released
     bool in_capture_pool = false;
@@ -115,6 +127,7 @@ class BufferCache {
     std::vector<uint32_t> all{};   // indices of buffers_
     std::vector<uint32_t> free{};  // released last at the end
     int64_t most_held = 0;
+    size_t wanted = 0;  // in make_room()
     bool had_any = false;
   };
   struct Ticket {
@@ -127,6 +140,8 @@ class BufferCache {
   Ticket& find(BufferTicket ticket);
   const Ticket& find(BufferTicket ticket) const;
   bool holds(const Ticket& ticket, uint64_t number) const;
+  uint32_t pool_of(const BufferKey& key);
+  void make_room_for_wanted(int64_t bytes);
   uint32_t allocate(Pool& pool);
   uint32_t choose(Pool& pool, const Ticket& ticket);
   void free_buffer(Pool& pool, uint32_t index);
@@ -134,14 +149,16 @@ class BufferCache {
   void hold(const Pool& pool, const Ticket& ticket, int by);
 
   BufferMemory memory_;
+  std::optional<int64_t> cap_bytes_;
   BufferMemory capture_;  // null functions: no capture pool yet
   std::vector<Pool> pools_{};
-  std::unordered_map<BufferKey, uint32_t> pool_of_{};
+  std::unordered_map<BufferKey, uint32_t> pool_of_key_{};
   std::vector<Ticket> tickets_{};
   std::vector<Buffer> buffers_{};
   std::vector<uint32_t> vacant_{};  // indices of buffers_ without memory
   std::vector<CacheReport::Weight> weights_{};
   std::unordered_map<std::string, uint32_t> weight_of_{};
+  uint64_t releases_ = 0;
   CacheReport sums_{};  // its numbers; the lists stay empty
 };
 

@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <map>
 #include <new>
+#include <optional>
 #include <random>
 #include <set>
 
@@ -245,10 +248,65 @@ TEST(Cache, AccountsForAllBytes) {
   EXPECT_EQ(report.weights[0].most_held_bytes, (16 + 32) * 32);
 }
 
+TEST(Cache, BelowACapIdleBuffersOfOtherKeysMakeRoomTheOldestFirst) {
+  Arena arena;
+  BufferCache cache(arena.memory(), (16 + 32 + 48) * 32);
+  const std::array tickets{cache.reserve(key_of(16), "a"), cache.reserve(key_of(32), "b"),
+                           cache.reserve(key_of(48), "c")};
+  std::vector<std::byte*> memory;
+  for (const BufferTicket ticket : tickets) memory.push_back(cache.get(ticket).memory);
+  for (const size_t i : {1, 0, 2}) cache.release(tickets.at(i), std::make_shared<size_t>(i));
+  EXPECT_EQ(arena.bytes(), (16 + 32 + 48) * 32);
+  const BufferTicket one_more = cache.reserve(key_of(16), "a");
+  cache.get(tickets[0]);
+  EXPECT_TRUE(arena.freed.empty());  // its own was idle
+  cache.get(one_more);
+  EXPECT_EQ(arena.freed, std::vector{memory[1]});
+  EXPECT_EQ(*std::static_pointer_cast<size_t>(arena.freed_after[0]), 1U);
+  EXPECT_EQ(cache.report().over_cap, 0);
+  // What is held makes no room.
+  cache.get(cache.reserve(key_of(80), "d"));
+  EXPECT_EQ(arena.freed, (std::vector{memory[1], memory[2]}));
+  EXPECT_EQ(cache.report().bytes, (16 + 16 + 80) * 32);
+  EXPECT_EQ(cache.report().over_cap, 1);
+}
+
+TEST(Cache, WhatAListNeedsStaysWhenRoomIsMadeForIt) {
+  Arena arena;
+  BufferCache cache(arena.memory(), (16 + 32 + 48) * 32);
+  const BufferTicket a = cache.reserve(key_of(16), "a");
+  const BufferTicket b = cache.reserve(key_of(32), "b");
+  const BufferTicket c = cache.reserve(key_of(48), "c");
+  std::vector<std::byte*> memory;
+  for (const BufferTicket ticket : {a, b, c}) {
+    memory.push_back(cache.get(ticket).memory);
+    cache.release(ticket, {});
+  }
+  const std::array keys{key_of(64), key_of(16)};
+  cache.make_room(keys);
+  EXPECT_EQ(arena.freed, (std::vector{memory[1], memory[2]}));  // not that of `a`, which is older
+  EXPECT_EQ(cache.get(a).memory, memory[0]);
+  cache.get(cache.reserve(key_of(64), "d"));
+  EXPECT_EQ(cache.report().over_cap, 0);
+}
+
+TEST(Cache, BuffersOfACapturePoolMakeNoRoom) {
+  Arena arena, pool;
+  BufferCache cache(arena.memory(), 16 * 32);
+  const BufferTicket captured = cache.reserve(key_of(16, Chain::kGraphed), "a");
+  cache.get(captured);
+  cache.release(captured, {});
+  cache.reallocate(pool.memory());
+  cache.get(cache.reserve(key_of(16), "b"));
+  EXPECT_EQ(pool.buffers(), 1U);
+  EXPECT_EQ(cache.report().over_cap, 1);
+}
+
 // A cache beside a model that knows who holds what.
 class RandomUse {
  public:
-  explicit RandomUse(unsigned seed) : random_(seed), cache_(arena_.memory()) {}
+  explicit RandomUse(unsigned seed, std::optional<int64_t> cap = {})
+      : random_(seed), cap_(cap), cache_(arena_.memory(), cap) {}
 
   void run(int calls) {
     for (int i = 0; i < calls && !testing::Test::HasFatalFailure(); ++i) {
@@ -273,7 +331,14 @@ class RandomUse {
       users_.push_back({cache_.reserve(key, "w" + std::to_string(below(4))), key});
     } else if (what < 10) {
       User& user = users_[below(users_.size())];
+      const int64_t held = cache_.held_bytes();
+      const int64_t before = arena_.bytes();
       const LentBuffer lent = cache_.get(user.ticket);
+      const int64_t most = std::max(cap_.value_or(0), before);
+      if (cap_ && !captures_ && arena_.bytes() > most) {
+        ASSERT_EQ(arena_.bytes(), held + lent.bytes);
+      }
+      forget_freed();
       ASSERT_EQ(lent.bytes, user.key.bytes());
       if (user.memory != nullptr) {
         ASSERT_EQ(lent.memory, user.memory);
@@ -299,10 +364,12 @@ class RandomUse {
   void move_graphed() {
     const bool held = std::ranges::any_of(
         users_, [](const User& u) { return u.memory != nullptr && u.key.chain == Chain::kGraphed; });
-    if (held)
+    if (held) {
       EXPECT_THROW(cache_.reallocate(arena_.memory()), Error);
-    else
-      cache_.reallocate(arena_.memory());
+      return;
+    }
+    cache_.reallocate(arena_.memory());
+    captures_ = true;
   }
   // Addresses may come again, as new memory.
   void forget_freed() {
@@ -327,6 +394,9 @@ class RandomUse {
     }
     const CacheReport report = cache_.report();
     ASSERT_EQ(report.held_bytes, held_bytes);
+    if (report.over_cap == 0) {
+      ASSERT_LE(report.most_bytes, cap_.value_or(report.most_bytes));
+    }
     ASSERT_EQ(report.bytes, arena_.bytes());
     ASSERT_EQ(report.chain_bytes[0] + report.chain_bytes[1], report.bytes);
     ASSERT_EQ(report.allocations - report.frees, static_cast<int64_t>(arena_.buffers()));
@@ -339,6 +409,8 @@ class RandomUse {
   }
 
   std::mt19937 random_;
+  std::optional<int64_t> cap_;
+  bool captures_ = false;  // then idle buffers may stay above the cap
   Arena arena_;
   BufferCache cache_;
   std::vector<User> users_;
@@ -349,6 +421,7 @@ TEST(Cache, NoTwoUsersShareBytesWhateverHappens) {
   for (unsigned seed = 0; seed < 30; ++seed) {
     SCOPED_TRACE(seed);
     RandomUse(seed).run(400);
+    RandomUse(seed, static_cast<int64_t>(seed) * 128).run(400);
     if (testing::Test::HasFatalFailure()) return;
   }
 }

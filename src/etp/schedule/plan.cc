@@ -70,6 +70,7 @@ class Planner {
       live_.drop(planned.use);
     }
     plan_.peaks = live_.peaks();
+    plan_.cap_bytes = options_.cap_bytes;
     return std::move(plan_);
   }
 
@@ -129,7 +130,7 @@ class Planner {
 int64_t PrefetchPlan::pool_bytes() const {
   int64_t sum = 0;
   for (const KeyPeak& peak : peaks) sum += peak.bytes;
-  return sum;
+  return cap_bytes ? std::min(sum, std::max(*cap_bytes, peak_bytes)) : sum;
 }
 
 PrefetchPlan plan_prefetch(std::span<const Consumption> observed, std::span<const GatherCost> costs,

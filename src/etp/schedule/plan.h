@@ -41,8 +41,10 @@ struct PrefetchPlan {
   int64_t peak_bytes = 0;      // the largest live_bytes
   int64_t on_demand = 0;       // uses
   int64_t wasted = 0;          // prefetches that are dropped again, for a use that is gathered on demand
+  std::optional<int64_t> cap_bytes = std::nullopt;
 
-  // What the pools of gathered weights hold in all: each its own peak, which need not be at one time.
+  // What the pools of gathered weights hold in all: each its own peak, which need not be at one time. Below a cap,
+  // pools make room for each other.
   int64_t pool_bytes() const;
   const std::vector<KeyPeak>& forecast() const { return peaks; }
 };
