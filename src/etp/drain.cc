@@ -7,6 +7,7 @@
 
 #include "base/fail.h"
 #include "base/mutation.h"
+#include "base/rounding.h"
 #include "codec/simd/reduce.h"
 #include "collective/conditions.h"
 #include "etp/gradients.h"
@@ -91,7 +92,8 @@ void Gradients::flush(bool keep_sums) {
     if (uses.sum) retired_sums_.push_back(std::move(uses.sum));
   }
   uses_.clear();
-  if (follows_ && order_.size() != planned_.size()) leave_plan();
+  if (follows_ && order_.size() != (first_interval_ ? round_up(order_.size(), planned_.size()) : planned_.size()))
+    leave_plan();
   show_waiting();
   const Deadline deadline = context_.group.deadline();
   while (!waiting_.empty()) {
@@ -191,6 +193,7 @@ void Gradients::end_interval(std::span<const IntervalEnd> ranks) {
   planned_ = same ? std::move(order_) : std::vector<WeightId>();
   order_.clear();
   follows_ = same;
+  first_interval_ = false;
   for (size_t q = 0; q < ranks.size(); ++q) left_before_[q] = ranks[q].left_plan;
   ++context_.interval;
 }

@@ -46,6 +46,23 @@ void Gradients::add(Parameter& p) {
   weights_.emplace_back();
 }
 
+void Gradients::start() {
+  if (!first_interval_) return;
+  if (!order_.empty()) return leave_plan();
+  planned_.clear();
+  for (const auto& p : context_.parameters)
+    if (p->trained()) planned_.push_back(p->weight.id);
+  // A list of experts is produced in its order.
+  std::ranges::reverse(planned_);
+  for (const auto& list : context_.experts) {
+    const auto in_list = [&](WeightId id) { return context_.parameters[id]->experts == list.front()->experts; };
+    const auto first = std::ranges::find_if(planned_, in_list);
+    const auto rest = std::stable_partition(first, planned_.end(), in_list);
+    std::ranges::sort(first, rest, {}, [&](WeightId id) { return context_.parameters[id]->expert_index; });
+  }
+  follows_ = !planned_.empty();
+}
+
 void Gradients::announce(const Parameter& p, int micro_batch) {
   ++uses_[{p.weight.id, micro_batch}].announced;
 }
@@ -321,7 +338,9 @@ void Gradients::keep(std::vector<Added> added) {
 }
 
 void Gradients::note_order(WeightId weight) {
-  if (follows_ && (order_.size() >= planned_.size() || planned_[order_.size()] != weight)) leave_plan();
+  // How many micro-batches the first interval has is not known.
+  const size_t place = follows_ && first_interval_ ? order_.size() % planned_.size() : order_.size();
+  if (follows_ && (place >= planned_.size() || planned_[place] != weight)) leave_plan();
   order_.push_back(weight);
 }
 

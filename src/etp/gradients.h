@@ -3,7 +3,8 @@
 //
 // A round is shown once its ring on the page has room: the fourth round before it is folded by all owners. Until then
 // it waits here, and nobody waits for it; the drain shows what is left. So a producer never waits for a peer, except
-// for room in the pool while all ranks follow the order of the last interval: each then folds in the order in which all
+// for room in the pool while all ranks follow the order of the last interval, or, in the first one, that in which
+// weights were added, from the last to the first, once a micro-batch: each then folds in the order in which all
 // produce, and the rank that is farthest behind never waits.
 //
 // In a drain, too, no cycle of waits exists. A fold of round j is given to a stream only once that round is shown, so
@@ -20,10 +21,9 @@
 
 #include "etp/context.h"
 #include "etp/gradient_pool.h"
+#include "etp/schedule/forecast.h"
 
 namespace tessera::etp {
-
-inline constexpr int kRoundsInFlight = 3;  // buffers of a size, before a producer waits or the pool grows
 
 // What a rank tells all others at the end of an interval.
 struct IntervalEnd {
@@ -47,6 +47,8 @@ class Gradients {
   Gradients(RuntimeContext& context, std::shared_ptr<GradientPool> pool);
 
   void add(Parameter& parameter);
+  // All ranks have added the same weights, and make this call between the same others.
+  void start();
   // A forward use that a backward use will follow.
   void announce(const Parameter& parameter, int micro_batch);
   GradientBuffer buffer(Parameter& parameter, int micro_batch);
@@ -131,7 +133,8 @@ class Gradients {
   std::vector<GradientBuffer> retired_sums_;  // likewise, of complete rounds
   std::vector<Added> earlier_;                // of rounds of intervals that ended
   std::vector<WeightId> order_;               // of this interval's rounds
-  std::vector<WeightId> planned_;             // of the last one's, if all ranks had the same
+  std::vector<WeightId> planned_;             // of the last one's, if all ranks had the same; first: as they were added
+  bool first_interval_ = true;
   bool follows_ = false;
   uint64_t left_plan_ = 0;
   std::vector<uint64_t> left_before_;  // kLeftPlan of each rank when the interval began

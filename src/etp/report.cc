@@ -51,27 +51,24 @@ RuntimeReport RuntimeImpl::report() const {
 }
 
 RuntimeForecast RuntimeImpl::forecast() const {
-  RuntimeForecast forecast;
+  std::vector<ForecastWeight> weights;
   for (const auto& p : context_.parameters) {
     const ShardedWeight& w = p->weight;
-    if (!w.spec.native) forecast.parameters += bytes_of(w.spec.dtype, w.elements());
-    forecast.publication += static_cast<int64_t>(p->publication.planes.bytes());
-    const bool callers = p->gradient.data != nullptr && !p->gradient.own;
-    if (p->trained() && !callers) forecast.gradients += bytes_of(w.accumulated, w.elements());
+    weights.push_back({.sharding = w.sharding,
+                       .columns = w.columns(),
+                       .parameter = w.spec.dtype,
+                       .format = w.format,
+                       .wgrad = w.gradient,
+                       .accumulated = w.accumulated,
+                       .trained = p->trained(),
+                       .native = w.spec.native,
+                       .lent_gradient = p->gradient.data != nullptr && !p->gradient.own,
+                       .experts = p->experts});
   }
-  const PrefetchPlan plan = consumptions_.expected_plan();
-  forecast.gathered = plan.pool_bytes();
-  std::map<int64_t, int64_t> gradients;  // of each size, how many weights
-  std::map<int64_t, int64_t> at_once;    // and how many at least that are produced together
-  for (const auto& p : context_.parameters)
-    if (p->trained()) ++gradients[p->weight.gradient_bytes()];
-  for (const auto& list : context_.experts)
-    if (int64_t& most = at_once[list.front()->weight.gradient_bytes()]; list.front()->trained())
-      most = std::max(most, static_cast<int64_t>(list.size()));
-  for (const auto& [bytes, weights] : gradients)
-    forecast.produced += bytes * std::max(std::min<int64_t>(weights, kRoundsInFlight), at_once[bytes]);
-  forecast.replicated = replicated_.forecast();
-  return forecast;
+  return forecast_rank({.weights = weights,
+                        .rank = context_.rank(),
+                        .replicated_bytes = replicated_.forecast(),
+                        .gathered_bytes = consumptions_.expected_plan().pool_bytes()});
 }
 
 std::string RuntimeImpl::explain(int64_t step) const {

@@ -161,6 +161,7 @@ void RuntimeImpl::start() {
   for (const auto& p : context_.parameters)
     if (!p->started) fresh.push_back(p.get());
   exchange_memory(context_.group, fresh);
+  gradients_.start();
   for (const Parameter* p : fresh) context_.note_host_write("load", *p, p->shard->data(), p->shard->bytes());
   publisher_.publish(fresh);
 }

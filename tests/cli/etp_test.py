@@ -48,7 +48,7 @@ class EtpPlans(CommandTest):
         self.assertEqual((rank["parameters"], rank["gradients"]), (rows * 64 * 2, rows * 64 * 4))
         self.assertEqual(rank["publication"], 0)
         self.assertEqual(rank["gathered"], sum(size for _, size in pools.values()))
-        self.assertEqual(rank["gradients_in_flight"], 2 * 1000 * 64 * 2)
+        self.assertEqual(rank["gradients_in_flight"], (1000 + 2 * 256 + 100) * 64 * 2)
 
     def test_a_cap_holds_to_the_byte(self):
         peak = EMBEDDING + LAYER

@@ -100,6 +100,7 @@ void add_weight(EtpModel& model, const ListedWeight& listed, const etp::WeightFo
   const etp::Sharding sharding =
       etp::shard_rows(rows, options.ranks, etp::alignment_of(format, options.pad_for_alignment));
   const int experts = stack ? static_cast<int>(shape[0]) : 0;
+  const uint32_t list = stack ? static_cast<uint32_t>(model.costs.size() + 1) : 0;
   model.names.push_back(listed.tensor.name);
   model.costs.push_back(etp::gather_cost(
       {.padded_rows = sharding.padded, .columns = columns, .format = format, .decoded = compute, .experts = experts},
@@ -109,7 +110,8 @@ void add_weight(EtpModel& model, const ListedWeight& listed, const etp::WeightFo
                              .columns = columns,
                              .parameter = listed.tensor.dtype,
                              .format = format,
-                             .wgrad = compute});
+                             .wgrad = compute,
+                             .experts = list});
 }
 
 }  // namespace

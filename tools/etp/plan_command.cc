@@ -33,7 +33,8 @@ in reverse order, without those that are called "embedding".
 
 Formats: f32, bf16, f16, fp8_e4m3, mxfp8, fp8_block_128x128, nvfp4.)";
 
-constexpr size_t kShownUses = 40;  // of the table of uses
+constexpr size_t kShownUses = 40;         // of the table of uses
+constexpr int64_t kReplicatedCopies = 3;  // the parameter, its gradient, and the bucket in which that is folded
 
 struct EtpPlanArguments {
   std::string model;
@@ -53,7 +54,7 @@ struct EtpPlan {
   etp::PrefetchPlan prefetches{};
   int64_t uncapped_peak = 0;
   int64_t largest_use = 0;
-  etp::RankBytes rank_bytes{};
+  etp::RuntimeForecast rank_bytes{};
 };
 
 EtpPlan make_plan(const EtpPlanArguments& arguments) {
@@ -79,7 +80,7 @@ EtpPlan make_plan(const EtpPlanArguments& arguments) {
   for (const etp::Consumption& use : uses)
     result.largest_use = std::max(result.largest_use, model.costs[use.weight].bytes(use.plane));
   result.rank_bytes = etp::forecast_rank({.weights = model.weights,
-                                          .replicated = {.bytes = model.replicated_bytes},
+                                          .replicated_bytes = kReplicatedCopies * model.replicated_bytes,
                                           .gathered_bytes = result.prefetches.pool_bytes()});
   return result;
 }
@@ -108,7 +109,7 @@ nlohmann::ordered_json plan_json(const EtpPlan& plan, int64_t cap) {
   for (const etp::KeyPeak& peak : plan.prefetches.forecast())
     pools.push_back(
         {{"key", to_string(plan.model.keys.key(peak.key))}, {"buffers", peak.buffers}, {"bytes", peak.bytes}});
-  const etp::RankBytes& bytes = plan.rank_bytes;
+  const etp::RuntimeForecast& bytes = plan.rank_bytes;
   return {{"at_start", plan.prefetches.at_start},
           {"uses", uses},
           {"pools", pools},
@@ -123,7 +124,7 @@ nlohmann::ordered_json plan_json(const EtpPlan& plan, int64_t cap) {
             {"publication", bytes.publication},
             {"replicated", bytes.replicated},
             {"gathered", bytes.gathered},
-            {"gradients_in_flight", bytes.gradients_in_flight},
+            {"gradients_in_flight", bytes.produced},
             {"total", bytes.total()}}}};
 }
 
@@ -157,7 +158,7 @@ void print_plan(const EtpPlan& plan, const EtpPlanArguments& arguments) {
                to_string(plan.model.keys.key(pools[i].key)));
   if (pools.size() > kShownUses) fmt::print("{:>11}  and {} more pools\n", "...", pools.size() - kShownUses);
 
-  const etp::RankBytes& bytes = plan.rank_bytes;
+  const etp::RuntimeForecast& bytes = plan.rank_bytes;
   fmt::print("\n{} of {} sharded over {}, {} replicated\n", count_text(std::ssize(plan.model.names), "weight"),
              count_text(std::ssize(plan.model.names) + plan.model.replicated, "tensor"),
              count_text(arguments.sharding.ranks, "rank"), plan.model.replicated);
@@ -168,7 +169,7 @@ void print_plan(const EtpPlan& plan, const EtpPlanArguments& arguments) {
       "flight {}; and its optimiser's state\n",
       bytes_text(bytes.total()), bytes_text(bytes.parameters), bytes_text(bytes.gradients),
       bytes_text(bytes.publication), bytes_text(bytes.replicated), bytes_text(bytes.gathered),
-      bytes_text(bytes.gradients_in_flight));
+      bytes_text(bytes.produced));
 }
 
 ExitStatus run_etp_plan(const EtpPlanArguments& arguments) {

@@ -26,28 +26,43 @@ TEST(Forecast, AddsUpWhatARankHolds) {
        .format = WeightFormat(DType::kBF16),
        .trained = false},
   };
-  ForecastInput input{.weights = weights,
-                      .rank = 1,
-                      .rounds_in_flight = 7,
-                      .replicated = {.bytes = 100, .copies = 4},
-                      .gathered_bytes = 12345};
-  const RankBytes bytes = forecast_rank(input);
+  ForecastInput input{.weights = weights, .rank = 1, .replicated_bytes = 400, .gathered_bytes = 12345};
+  const RuntimeForecast bytes = forecast_rank(input);
   EXPECT_EQ(bytes.parameters, 15 * 64 * 2 + 16 * 64 * 4);
   EXPECT_EQ(bytes.gradients, (15 + 16) * 64 * 4);
   EXPECT_EQ(bytes.publication, 16 * 32 + 64 + 64);
   EXPECT_EQ(bytes.replicated, 400);
   EXPECT_EQ(bytes.gathered, 12345);
-  EXPECT_EQ(bytes.gradients_in_flight, 3 * 32 * 64 * 2);
-  EXPECT_EQ(bytes.total(), bytes.parameters + bytes.gradients + bytes.publication + 400 + 12345 + 3 * 32 * 64 * 2);
-  input.rounds_in_flight = 1;
-  EXPECT_EQ(forecast_rank(input).gradients_in_flight, 32 * 64 * 2);
+  EXPECT_EQ(bytes.produced, (31 + 32) * 64 * 2);
+  EXPECT_EQ(bytes.total(), bytes.parameters + bytes.gradients + bytes.publication + 400 + 12345 + bytes.produced);
   input.rank = 0;
   EXPECT_EQ(forecast_rank(input).parameters, 16 * 64 * 2 + 16 * 64 * 4 + 5 * 1000 * 4);
 }
 
-TEST(Forecast, SaysEachTerm) {
-  EXPECT_EQ(to_string(RankBytes{1, 2, 3, 4, 5, 6}),
-            "parameters 1 + gradients 2 + publication 3 + replicated 4 + gathered 5 + gradients in flight 6 = 21 B");
+TEST(Forecast, CountsGradientsInFlightBySize) {
+  const auto produced = [](int alike, int experts) {
+    std::vector<ForecastWeight> weights;
+    for (int i = 0; i < alike + experts; ++i)
+      weights.push_back(
+          {.sharding = shard_rows(32, 2, 16), .columns = 8, .wgrad = DType::kBF16, .experts = i < alike ? 0U : 1U});
+    return forecast_rank({.weights = weights}).produced / (32 * 8 * 2);
+  };
+  EXPECT_EQ(produced(2, 0), 2);
+  EXPECT_EQ(produced(7, 0), 3);
+  EXPECT_EQ(produced(0, 8), 8);
+  EXPECT_EQ(produced(7, 2), 3);
+}
+
+TEST(Forecast, LeavesOutWhatIsNotTheRuntimesMemory) {
+  const std::vector<ForecastWeight> weights{{.sharding = shard_rows(32, 2, 16),
+                                             .columns = 64,
+                                             .format = WeightFormat(Format::kNvfp4),
+                                             .accumulated = DType::kBF16,
+                                             .native = true},
+                                            {.sharding = shard_rows(32, 2, 16), .columns = 64, .lent_gradient = true}};
+  const RuntimeForecast bytes = forecast_rank({.weights = weights});
+  EXPECT_EQ(bytes.parameters, 16 * 64 * 2);
+  EXPECT_EQ(bytes.gradients, 16 * 64 * 2);
 }
 
 }  // namespace

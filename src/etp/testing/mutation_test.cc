@@ -170,7 +170,7 @@ Catchers by_two_uses_at_once(const Mistake& mistake) {
 // A stamp tells of other mistakes, so it is itself asked about a buffer that holds something else.
 Catchers by_a_wrong_buffer(const Mistake& mistake) {
   const auto device = device::make_device(DeviceKind::kHost);
-  GatherMemory memory(device, *device, device->caller(), false);
+  GatherMemory memory(device, *device, device->caller(), {});
   const auto weight = make_parameter(shard_weight(0, {.name = "w", .rows = 20, .columns = 4}, 0, 2, {}), *device);
   const uint32_t slot = memory.take(*weight, Plane::kRow, {.version = 3}, StateStep::kRunNow).slot;
   const auto ask = [&] { return error_of([&] { memory.check_stamp(slot, {.version = 4}, "w"); }); };
