@@ -34,10 +34,9 @@ std::string ReachedCondition::to_string() const {
                      collective::to_string(word_), what_);
 }
 
-std::vector<device::WordEdge> ReachedCondition::edges() const {
-  std::vector<device::WordEdge> edges;
-  for (const int rank : ranks_) edges.push_back(group().edge(rank, word_, slot_, value_));
-  return edges;
+void ReachedCondition::note(device::WaitNotes& notes) const {
+  for (const int rank : ranks_) notes.edges.push_back(group().edge(rank, word_, slot_, value_));
+  notes.text = to_string();
 }
 
 std::vector<int> ReachedCondition::awaited() const {

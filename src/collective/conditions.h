@@ -40,7 +40,7 @@ class ReachedCondition final : public WordsCondition {
                    std::string what);
 
   std::string to_string() const override;
-  std::vector<device::WordEdge> edges() const override;
+  void note(device::WaitNotes& notes) const override;
 
  private:
   bool reached() const override { return awaited().empty(); }

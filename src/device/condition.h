@@ -9,6 +9,19 @@
 
 namespace tessera::device {
 
+// What the recorder is told of a wait. Used again and again, so that a record allocates nothing.
+struct WaitNotes {
+  std::vector<WordEdge> edges;   // the words that made the condition true
+  std::vector<Access> accesses;  // of the operation that waited, which it could not declare: they depend on those words
+  std::string text;              // what was waited for
+
+  void clear() {
+    edges.clear();
+    accesses.clear();
+    text.clear();
+  }
+};
+
 // Implementations are thread-safe. await() below and the devices do the waiting.
 class Condition {
  public:
@@ -23,11 +36,8 @@ class Condition {
   // What is known about why met() is false, for the message of a wait that ended at its deadline: "rank 2 (pid 71) is
   // stopped". May be empty.
   virtual std::string explain() const { return {}; }
-  // The words that made it true; asked after met(), by the recorder only.
-  virtual std::vector<WordEdge> edges() const { return {}; }
-  // What the operation that waits for it accesses and could not declare, as it depends on what others have shown;
-  // likewise.
-  virtual std::vector<Access> accesses() const { return {}; }
+  // Adds to the notes, which are clear. Called after met(), while the recorder is on.
+  virtual void note(WaitNotes& notes) const { notes.text = to_string(); }
 };
 
 // Blocks until met(). Throws what met() throws, Error(kDeadlineExceeded) that says what was waited for,

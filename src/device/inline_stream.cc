@@ -69,32 +69,34 @@ void InlineStream::give_wait(const Event& event) {
   }
 }
 
-void InlineStream::await_all(const Operation& operation) {
+void InlineStream::await_all(const Operation& operation, std::vector<Access>& accesses) {
   const Deadline deadline = Deadline::after(operation.timeout.value_or(timeout_));
-  for (const auto& condition : operation.after) device().wait_host(*condition, deadline);
-}
-
-void InlineStream::note_run(const Operation& operation) const {
-  std::vector<Access> accesses = operation.accesses;
-  for (const auto& condition : operation.after) {
-    const std::vector<Access> more = condition->accesses();
-    accesses.insert(accesses.end(), more.begin(), more.end());
-  }
-  device().recorder().operation(0, 0, operation.name, operation.subject, accesses, operation.writes);
+  for (const auto& condition : operation.after) device().wait_for(*condition, deadline, &accesses);
 }
 
 void InlineStream::run(const Operation& operation, uint64_t) {
   if (poisoned_.load(std::memory_order_relaxed)) return;
+  Recorder& recorder = device().recorder();
+  std::vector<Access> accesses;  // besides those that are declared
+  bool recorded = false;
+  TimePoint begin, end;
   try {
-    if (!operation.after.empty()) await_all(operation);
-    if (device().recorder().on()) note_run(operation);
+    if (!operation.after.empty()) await_all(operation, accesses);
+    if (!accesses.empty()) accesses.insert(accesses.begin(), operation.accesses.begin(), operation.accesses.end());
     const TraceSpan span(operation.name, {.subject = operation.subject, .bytes = operation.bytes});
     const TimePoint passed = link_ == nullptr ? TimePoint() : link_->take(operation.bytes);
-    const bool recorded = device().recorder().on();
-    const TimePoint begin = recorded ? Clock::steady().now() : TimePoint();
+    recorded = recorder.on();
+    if (recorded) begin = Clock::steady().now();
     if (operation.body) operation.body();
     if (link_ != nullptr) sleep_until(passed);
-    if (recorded) device().recorder().ran(0, 0, begin, Clock::steady().now());
+    if (recorded) end = Clock::steady().now();
+  } catch (...) {
+    poison(failure_of(operation));
+  }
+  if (!recorded) return;
+  try {
+    recorder.ran_here(operation.name, operation.subject, accesses.empty() ? operation.accesses : accesses,
+                      operation.writes, begin, end);
   } catch (...) {
     poison(failure_of(operation));
   }

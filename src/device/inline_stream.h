@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "base/mutex.h"
 #include "device/stream.h"
@@ -23,8 +24,8 @@ class InlineStream final : public Stream {
   Event mark(uint64_t event) override;
   void give_wait(const Event& event) override;
 
-  void await_all(const Operation& operation);
-  void note_run(const Operation& operation) const;
+  // Adds what they let the operation access, for the recorder.
+  void await_all(const Operation& operation, std::vector<Access>& accesses);
   void run(const Operation& operation, uint64_t number);
   void poison(Status status);
 

@@ -39,8 +39,11 @@ uint64_t Stream::note(const Operation& operation) {
 void Stream::note_wait(const Operation& operation, uint64_t number, const Condition& condition) const {
   Recorder& recorder = device_.recorder();
   if (!recorder.on()) return;
-  recorder.operation_access(actor_, number, operation.name, operation.subject, condition.accesses());
-  recorder.word_wait(actor_, number, condition.edges(), condition.to_string());
+  thread_local WaitNotes notes;
+  notes.clear();
+  condition.note(notes);
+  recorder.operation_access(actor_, number, operation.name, operation.subject, notes.accesses);
+  recorder.word_wait(actor_, number, notes.edges, notes.text);
 }
 
 void Stream::enqueue(Operation operation) {

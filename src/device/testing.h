@@ -45,7 +45,10 @@ class TestCondition final : public Condition {
     if (!met()) futex_wait(word_.bell_, rung, deadline);
   }
   std::string to_string() const override { return what_; }
-  std::vector<WordEdge> edges() const override { return {edge_}; }
+  void note(WaitNotes& notes) const override {
+    notes.edges.push_back(edge_);
+    notes.text = what_;
+  }
 
  private:
   const TestWord& word_;

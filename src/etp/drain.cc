@@ -53,12 +53,12 @@ class Gradients::CloseCondition final : public collective::WordsCondition {
   std::string to_string() const override {
     return fmt::format("rank(s) {} to drain gradients", fmt::join(awaited(), ", "));
   }
-  std::vector<device::WordEdge> edges() const override {
-    std::vector<device::WordEdge> edges;
+  void note(device::WaitNotes& notes) const override {
+    notes.text = to_string();
     for (int rank = 0; rank < group().size(); ++rank)
       if (closed(rank))
-        edges.push_back(group().edge(rank, Word::kClosed, collective::kWholeRank, gradients_.context_.interval + 1));
-    return edges;
+        notes.edges.push_back(
+            group().edge(rank, Word::kClosed, collective::kWholeRank, gradients_.context_.interval + 1));
   }
 
   bool all_closed() const { return awaited().empty(); }

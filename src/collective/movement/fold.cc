@@ -80,25 +80,18 @@ class ProducedCondition final : public WordsCondition {
     return fmt::format("rank(s) {} to produce gradient {} of {} in interval {}", fmt::join(open_ranks(*part), ", "),
                        round_of(*part), part->weight, interval_of(*part));
   }
-  std::vector<device::WordEdge> edges() const override {
-    std::vector<device::WordEdge> edges;
+  void note(device::WaitNotes& notes) const override {
+    notes.text = to_string();
     for (const FoldPart& part : *parts_) {
       const uint64_t word = round_word(interval_of(part), round_of(part) + 1);
       for (int rank = 0; rank < group().size(); ++rank)
-        edges.push_back(share_of(group(), rank, part) == Share::kGradient
-                            ? group().edge(rank, Word::kProduced, part.slot, word)
-                            : group().edge(rank, Word::kClosed, kWholeRank, interval_of(part) + 1));
-    }
-    return edges;
-  }
-  std::vector<device::Access> accesses() const override {
-    std::vector<device::Access> read;
-    for (const FoldPart& part : *parts_) {
+        notes.edges.push_back(share_of(group(), rank, part) == Share::kGradient
+                                  ? group().edge(rank, Word::kProduced, part.slot, word)
+                                  : group().edge(rank, Word::kClosed, kWholeRank, interval_of(part) + 1));
       if (part.rows == 0) continue;
       const auto bytes = static_cast<size_t>(bytes_of(part.gradient_dtype, part.rows * part.columns));
-      for (const std::byte* term : terms_of(group_, part)) read.push_back(device::read_of(term, bytes));
+      for (const std::byte* term : terms_of(group_, part)) notes.accesses.push_back(device::read_of(term, bytes));
     }
-    return read;
   }
 
  private:

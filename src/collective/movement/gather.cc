@@ -51,11 +51,11 @@ class PublishedCondition final : public WordsCondition {
         return fmt::format("rank {} to publish version {} of {}", owner_, version_of(part), part.weight);
     return met_text_;
   }
-  std::vector<device::WordEdge> edges() const override {
-    std::vector<device::WordEdge> edges;
+  void note(device::WaitNotes& notes) const override {
     for (const GatherPart& part : *parts_)
-      if (has_rows(part, owner_)) edges.push_back(group().edge(owner_, Word::kPublished, part.slot, version_of(part)));
-    return edges;
+      if (has_rows(part, owner_))
+        notes.edges.push_back(group().edge(owner_, Word::kPublished, part.slot, version_of(part)));
+    notes.text = met_text_;
   }
 
  private:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace tessera::device {
 
@@ -71,7 +72,6 @@ bool RecordBlock::allot(Space& space, std::string_view name, std::string_view su
   if (count_ == kRecords || accesses > kAccesses - used_accesses_ || words > kWords - used_words_) return false;
   if (name.size() + subject.size() > kTextBytes - used_text_) return false;
   Record& record = records_[count_++];
-  record = {};
   record.name = keep(name);
   record.subject = keep(subject);
   space = {.record = &record, .accesses = &accesses_[used_accesses_], .words = &words_[used_words_]};
@@ -82,19 +82,23 @@ bool RecordBlock::allot(Space& space, std::string_view name, std::string_view su
   return true;
 }
 
+void RecordBlock::Space::fill(const Record& from) const {
+  const auto [name, subject] = std::pair(record->name, record->subject);
+  const auto [read, written] = std::pair(record->accesses, record->words);
+  *record = from;
+  record->name = name;
+  record->subject = subject;
+  record->accesses = read;
+  record->words = written;
+}
+
 bool RecordBlock::append(const Record& record) {
   Space space{};
   if (!fits(record) || !allot(space, record.name, record.subject, record.accesses.size(), record.words.size()))
     return false;
   std::ranges::copy(record.accesses, space.accesses);
   std::ranges::copy(record.words, space.words);
-  Record& kept = *space.record;
-  const Record views = kept;
-  kept = record;
-  kept.name = views.name;
-  kept.subject = views.subject;
-  kept.accesses = views.accesses;
-  kept.words = views.words;
+  space.fill(record);
   return true;
 }
 

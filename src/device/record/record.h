@@ -105,6 +105,8 @@ class RecordBlock {
     Record* record;
     RecordedAccess* accesses;
     WordEdge* words;
+    // All but texts, accesses and words.
+    void fill(const Record& from) const;
   };
   bool allot(Space& space, std::string_view name, std::string_view subject, size_t accesses, size_t words);
 

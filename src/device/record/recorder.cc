@@ -104,6 +104,16 @@ RecordedAccess Recorder::in_region(const Access& access) const {
   return recorded;
 }
 
+void Recorder::ran_here(std::string_view name, std::string_view subject, std::span<const Access> accesses,
+                        std::span<const WordEdge> writes, TimePoint begin, TimePoint end) {
+  const MutexLock lock(mutex_);
+  if (on()) put_locked({.kind = RecordKind::kOperation, .name = name, .subject = subject, .words = writes}, accesses);
+  if (on() && end != TimePoint())
+    put_locked(
+        {.kind = RecordKind::kRan, .begin = begin.time_since_epoch().count(), .end = end.time_since_epoch().count()},
+        {});
+}
+
 void Recorder::put(const Record& record, std::span<const Access> accesses) {
   const MutexLock lock(mutex_);
   if (on()) put_locked(record, accesses);
@@ -119,20 +129,9 @@ void Recorder::put_locked(const Record& record, std::span<const Access> accesses
       fail_internal("{} {}: {} accesses and {} words are more than a block holds", record.name, record.subject,
                     accesses.size(), record.words.size());
   }
-  Record& kept = *space.record;
-  kept.kind = record.kind;
-  kept.rank = rank_;
-  kept.actor = record.actor;
-  kept.sequence = ++sequence_;
-  kept.operation = record.operation;
-  kept.waits = record.waits;
-  kept.event = record.event;
-  kept.number = record.number;
-  kept.ranks = record.ranks;
-  kept.region = record.region;
-  kept.bytes = record.bytes;
-  kept.begin = record.begin;
-  kept.end = record.end;
+  space.fill(record);
+  space.record->rank = rank_;
+  space.record->sequence = ++sequence_;
   std::ranges::transform(accesses, space.accesses,
                          [this](const Access& access) REQUIRES(mutex_) { return in_region(access); });
   std::ranges::copy(record.words, space.words);

@@ -79,6 +79,9 @@ class Recorder {
            .end = end.time_since_epoch().count()},
           {});
   }
+  // An operation of the host that has run, or failed if it has no end: operation() and ran() at once.
+  void ran_here(std::string_view name, std::string_view subject, std::span<const Access> accesses,
+                std::span<const WordEdge> writes, TimePoint begin, TimePoint end);
   void host_access(std::string_view name, std::string_view subject, std::span<const Access> accesses) {
     if (on()) put({.kind = RecordKind::kHostAccess, .name = name, .subject = subject}, accesses);
   }
