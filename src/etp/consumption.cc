@@ -108,6 +108,7 @@ void Consumptions::gather(Unit& unit, Plane plane, device::Stream& stream, State
   for (const Parameter* p : unit.weights) take_buffer(*p, plane, stream, step, slots);
   if (unit.weights.size() > 1) {
     std::vector<collective::GatherPart> parts;
+    parts.reserve(unit.weights.size());
     for (size_t i = 0; i < unit.weights.size(); ++i)
       parts.push_back(part_of(*unit.weights[i], plane, addresses_[slots[i]]));
     collective::gather(context_.group, stream, parts);

@@ -93,10 +93,15 @@ void GatherMemory::make_room(std::span<Parameter* const> weights, Plane used) {
   let_go();
 }
 
+std::vector<BufferTicket>& GatherMemory::idle_tickets(WeightId weight, Plane used) {
+  if (idle_tickets_.size() <= weight) idle_tickets_.resize(weight + 1);
+  return idle_tickets_[weight].at(static_cast<size_t>(used));
+}
+
 GatherMemory::Taken GatherMemory::take(const Parameter& p, Plane used, const Stamp& stamp, StateStep step) {
   const MutexLock lock(mutex_);
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  std::vector<BufferTicket>& idle = tickets_[{p.weight.id, used}].idle;
+  std::vector<BufferTicket>& idle = idle_tickets(p.weight.id, used);
   if (idle.empty()) idle.push_back(cache_.reserve(buffer_key(p, used), p.name()));
   if (idle_slots_.empty()) {
     idle_slots_.push_back(static_cast<uint32_t>(slots_.size()));
@@ -145,7 +150,7 @@ void GatherMemory::check_stamp(uint32_t index, const Stamp& wanted, std::string_
 void GatherMemory::give(uint32_t index, LastReader last) {
   Slot& slot = slots_[index];
   cache_.release(slot.ticket, std::move(last));
-  tickets_[{slot.stamp.weight, slot.stamp.plane}].idle.push_back(slot.ticket);
+  idle_tickets(slot.stamp.weight, slot.stamp.plane).push_back(slot.ticket);
   idle_slots_.push_back(index);
 }
 

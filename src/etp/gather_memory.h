@@ -1,13 +1,14 @@
 // The buffers of gathered weights, each with a stamp of what it holds.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <exception>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/mutex.h"
@@ -88,9 +89,6 @@ class GatherMemory {
     std::string_view weight{};
     StateMachine state{Movement::kGather};
   };
-  struct KeyTickets {
-    std::vector<BufferTicket> idle;
-  };
   struct Memory {
     device::Buffer buffer;
     int64_t written = 0;  // bytes that may not be zero: all from here on are
@@ -112,14 +110,15 @@ class GatherMemory {
   const Options options_;
   mutable Mutex mutex_;
   std::shared_ptr<device::Stream> compute_ GUARDED_BY(mutex_);  // null once closed
-  std::map<std::byte*, Memory> buffers_ GUARDED_BY(mutex_);
+  std::vector<BufferTicket>& idle_tickets(WeightId weight, Plane used) REQUIRES(mutex_);
+  std::unordered_map<std::byte*, Memory> buffers_ GUARDED_BY(mutex_);
   std::vector<Freed> freed_ GUARDED_BY(mutex_);
   BufferCache cache_ GUARDED_BY(mutex_);
   std::vector<Slot> slots_ GUARDED_BY(mutex_);
   std::vector<uint32_t> idle_slots_ GUARDED_BY(mutex_);
   std::exception_ptr failure_ GUARDED_BY(mutex_);  // of a release()
-  // Tickets of a weight's plane that hold nothing: a steady state reserves none.
-  std::map<std::pair<WeightId, Plane>, KeyTickets> tickets_ GUARDED_BY(mutex_);
+  // Of each weight, by plane, the tickets that hold nothing: a steady state reserves none.
+  std::vector<std::array<std::vector<BufferTicket>, 2>> idle_tickets_ GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera::etp
