@@ -178,11 +178,21 @@ void Group::sleep_until(const std::function<bool()>& ready, const Deadline& dead
 // Words --------------------------------------------------------------------------------------------------------------
 
 void Group::set(Word word, uint32_t slot, uint64_t value) {
-  store(word, slot, value);
-  if (device().recorder().on()) {
-    const device::WordEdge written[] = {edge(rank(), word, slot, value)};
-    device().recorder().word_write(written);
-  }
+  set(word, {&slot, 1}, {&value, 1});
+}
+
+void Group::set(Word word, std::span<const uint32_t> slots, std::span<const uint64_t> values) {
+  store(word, slots, values);
+  if (!device().recorder().on()) return;
+  std::vector<device::WordEdge> words;
+  for (size_t i = 0; i < slots.size(); ++i) words.push_back(edge(rank(), word, slots[i], values[i]));
+  note_words(words, {});
+}
+
+void Group::note_words(std::span<const device::WordEdge> words, std::string_view subject) const {
+  constexpr size_t kAtATime = 1024;
+  for (; !words.empty(); words = words.subspan(std::min(kAtATime, words.size())))
+    device().recorder().word_write(words.first(std::min(kAtATime, words.size())), subject);
 }
 
 void Group::store(Word word, uint32_t slot, uint64_t value) {
@@ -217,7 +227,6 @@ device::WordEdge Group::edge(int rank, Word word, uint32_t slot, uint64_t value)
 }
 
 void Group::note_words() const {
-  constexpr size_t kAtATime = 1024;
   const Page& own = *impl_->own_page;
   std::vector<device::WordEdge> words;
   const auto note = [&](Word word, uint32_t slot) {
@@ -227,8 +236,7 @@ void Group::note_words() const {
   for (uint32_t slot = 0; slot < slots(); ++slot)
     for (const Word word : {Word::kPublished, Word::kProduced, Word::kFolded}) note(word, slot);
   for (const Word word : {Word::kRetired, Word::kClosed, Word::kLeftPlan}) note(word, kWholeRank);
-  for (size_t done = 0; done < words.size(); done += kAtATime)
-    device().recorder().word_write(std::span(words).subspan(done, std::min(kAtATime, words.size() - done)), name());
+  note_words(words, name());
 }
 
 uint64_t Group::key() const {

@@ -119,6 +119,7 @@ class Group : public std::enable_shared_from_this<Group> {
   // not be less than the word's. stream_fence() first if data was written past the caches.
   // set() is the host's and is recorded as such; store() is for the body of an operation that lists edge() in `writes`.
   void set(Word word, uint32_t slot, uint64_t value);
+  void set(Word word, std::span<const uint32_t> slots, std::span<const uint64_t> values);  // wakes once
   void store(Word word, uint32_t slot, uint64_t value);
   void store(Word word, std::span<const uint32_t> slots, std::span<const uint64_t> values);  // wakes once
   // For the recorder: a word in terms that all groups and ranks share.
@@ -183,6 +184,7 @@ class Group : public std::enable_shared_from_this<Group> {
  private:
   struct Impl;
   explicit Group(std::unique_ptr<Impl> impl);
+  void note_words(std::span<const device::WordEdge> words, std::string_view subject) const;
   std::unique_ptr<Impl> impl_;
 };
 

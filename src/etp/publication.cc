@@ -112,14 +112,19 @@ void Publisher::publish(std::span<Parameter* const> weights, const float* noop) 
 }
 
 void Publisher::show(std::span<Parameter* const> weights) {
+  std::vector<uint32_t> slots;
+  std::vector<uint64_t> versions;
+  slots.reserve(weights.size());
+  versions.reserve(weights.size());
   for (Parameter* p : weights) {
     Publication& shown = p->publication;
-    ++shown.version;
     shown.stale = false;
-    context_.group.set(Word::kPublished, p->weight.id, shown.version);
-    ++context_.counters.publications;
+    slots.push_back(p->weight.id);
+    versions.push_back(++shown.version);
     if (context_.check) note_digests(*p);
   }
+  context_.group.set(Word::kPublished, slots, versions);
+  context_.counters.publications += std::ssize(weights);
 }
 
 void Publisher::note_digests(Parameter& p) const {
