@@ -25,9 +25,9 @@ namespace {
 constexpr Duration kPatience = std::chrono::seconds(300);
 constexpr size_t kMostBlobBytes = 4096;
 
-double cpu_seconds() {
+double seconds_of(clockid_t clock) {
   timespec now{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  ::clock_gettime(clock, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
@@ -79,10 +79,14 @@ std::string bound_of(const Row& row) {
 
 }  // namespace
 
-Stopwatch::Stopwatch() : began_(Clock::steady().now()), cpu_(cpu_seconds()) {}
+Stopwatch::Stopwatch() : began_(Clock::steady().now()), cpu_(seconds_of(CLOCK_PROCESS_CPUTIME_ID)) {}
 
 Cost Stopwatch::elapsed() const {
-  return {.wall = to_seconds(Clock::steady().now() - began_), .cpu = cpu_seconds() - cpu_};
+  return {.wall = to_seconds(Clock::steady().now() - began_), .cpu = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - cpu_};
+}
+
+double thread_cpu_seconds() {
+  return seconds_of(CLOCK_THREAD_CPUTIME_ID);
 }
 
 double median(std::vector<double> values) {

@@ -31,6 +31,9 @@ class Stopwatch {
   double cpu_;
 };
 
+// Of the calling thread, in seconds.
+double thread_cpu_seconds();
+
 double median(std::vector<double> values);
 Cost median(std::span<const Cost> costs);
 // The median of a[i] / b[i]: of measurements that took turns.

@@ -125,11 +125,17 @@ void use_small(const Rank& rank, const RuntimeOptions& options, Figures& figures
     for (int i = 0; i < kRounds; ++i)
       for (WeightId w = 0; w < kWeights; ++w) runtime.acquire(w, Phase::kForward, {.expects_backward = false});
   };
-  const std::array<Work, 2> works{Work{"off", uses}, Work{"on", [&] {
-                                                            recorder.start(std::ref(counted));
-                                                            uses();
-                                                            recorder.stop();
-                                                          }}};
+  const std::array<Work, 2> works{Work{"off",
+                                       [&] {
+                                         const double began = thread_cpu_seconds();
+                                         uses();
+                                         figures["caller"].push_back(thread_cpu_seconds() - began);
+                                       }},
+                                  Work{"on", [&] {
+                                         recorder.start(std::ref(counted));
+                                         uses();
+                                         recorder.stop();
+                                       }}};
   constexpr int kBlocks = 41;
   take_turns(rank, figures, kBlocks, works);
   rank.together();
@@ -160,6 +166,11 @@ void add_use_rows(Table& table, const std::string& name, const RuntimeOptions& o
              .wall = use.wall / kUses * 1e6,
              .cpu = use.cpu / kUses * 1e6,
              .target = target(3),
+             .at_most = true});
+  table.add({.what = "  of that on the calling thread",
+             .figure = "us of CPU",
+             .wall = median(ranks.front().at("caller")) / kUses * 1e6,
+             .target = 3,
              .at_most = true});
   const double records = ranks.front().at("records").front();
   // A call that records and a branch that asks whether to: two branches a record.
