@@ -172,17 +172,22 @@ void Consumptions::issue(std::span<const Prefetch> prefetches) {
     Unit& unit = units_[prefetch.use.weight];
     InFlight gathering;
     gathering.id = prefetch.id;
-    const int64_t needed = memory_->held_bytes() + predictor_.costs()[prefetch.use.weight].bytes(prefetch.use.plane);
     const bool stale = std::ranges::any_of(unit.weights, [](const Parameter* p) { return p->publication.stale; });
     // What is not published yet is gathered when it is used, which publishes it.
-    if (!stale && needed > context_.options.cap_bytes.value_or(needed)) {  // uses last longer than was predicted
-      gathering.needed_cap = needed;
-      ++context_.counters.refused;
-    } else if (!stale) {
-      gather_ahead(unit, prefetch.use, gathering);
+    if (!stale) {
+      gathering.needed_cap = cap_needed(prefetch.use);
+      if (gathering.needed_cap == 0) gather_ahead(unit, prefetch.use, gathering);
     }
     in_flight_.push_back(std::move(gathering));
   }
+}
+
+int64_t Consumptions::cap_needed(const Consumption& use) {
+  if (!context_.options.cap_bytes) return 0;
+  const int64_t bytes = memory_->held_bytes() + predictor_.costs()[use.weight].bytes(use.plane);
+  if (bytes <= *context_.options.cap_bytes) return 0;
+  ++context_.counters.refused;
+  return bytes;
 }
 
 void Consumptions::gather_ahead(Unit& unit, const Consumption& use, InFlight& gathering) {

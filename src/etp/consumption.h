@@ -81,6 +81,8 @@ class Consumptions {
   void gather(Unit& unit, Plane plane, device::Stream& stream, StateStep step, std::vector<uint32_t>& slots);
   void gather_now(Unit& unit, Plane plane, std::vector<uint32_t>& slots);
   void issue(std::span<const Prefetch> prefetches);
+  // 0 if its prefetch fits beside all that is in use, also where uses last longer than was predicted.
+  int64_t cap_needed(const Consumption& use);
   void gather_ahead(Unit& unit, const Consumption& use, InFlight& gathering);
   void drop(std::span<const uint64_t> prefetches);
   void take_prefetched(const Unit& unit, uint64_t id, InFlight& gathered, Exposure& exposure);

@@ -403,6 +403,32 @@ TEST(StepTest, WhoProducesInAnotherOrderInTheFirstStepWaitsForNobody) {
   });
 }
 
+TEST(StepTest, ACapCountsWhatItsUserKeeps) {
+  run_ranks(2, [](ShardGroup group) {
+    constexpr int64_t kBytes = 32 * 8 * 4;
+    RuntimeOptions options = prefetching();
+    options.cap_bytes = 2 * kBytes;
+    Runtime runtime(group, options);
+    std::vector<WeightId> layers;
+    for (int i = 0; i < 4; ++i)
+      layers.push_back(runtime.add({.name = fmt::format("layers.{}", i), .rows = 32, .columns = 8}));
+    runtime.start();
+    FullWeight kept;  // until the next one is there, so that a prefetch would be the third buffer
+    for (int pass = 0; pass < 3; ++pass)
+      for (const WeightId layer : layers) kept = runtime.acquire(layer, Phase::kForward, {.expects_backward = false});
+    RuntimeReport report = runtime.report();
+    EXPECT_EQ(report.gathered_peak_bytes, 2 * kBytes);
+    EXPECT_EQ(report.prefetched, 0);
+    EXPECT_GT(report.refused, 0);
+    EXPECT_EQ(report.over_cap, 0);
+    // More at once than the cap allows.
+    std::vector<FullWeight> all;
+    for (const WeightId layer : layers)
+      all.push_back(runtime.acquire(layer, Phase::kForward, {.expects_backward = false}));
+    EXPECT_GT(runtime.report().over_cap, 0);
+  });
+}
+
 TEST(StepTest, AFrozenWeightHasNoGradientUntilItThaws) {
   run_ranks(2, [](ShardGroup group) {
     Runtime runtime(group, prefetching());
