@@ -133,9 +133,13 @@ struct WeightSpec {
 
 enum class PrefetchMode : uint8_t { kOn, kOff, kAuto /* off where this rank has fewer than two CPUs */ };
 enum class PublishAt : uint8_t { kUpdate, kFirstUse };
-enum class GradientScale : uint8_t { kMean /* 1/N */, kSum /* 1 */ };
+enum class GradientScale : uint8_t { kMean /* 1 / (ranks of the group) */, kSum /* 1 */ };
 
 struct RuntimeOptions {
+  // Data parallelism: how often the group has the weights. Rank d * N + r of a group of N * replicas ranks keeps what
+  // rank r of N keeps, and reads the rows of its replica d only. Gradients are folded over the whole group in the order
+  // of its ranks, by every owner of their rows, so that all replicas get the same bits. Must divide the group's size.
+  int replicas = 1;
   GradientScale scale = GradientScale::kMean;
   PrefetchMode prefetch = PrefetchMode::kAuto;
   int distance = 1;         // consumptions ahead

@@ -49,8 +49,9 @@ etp::PrefetchMode prefetch_from(const std::string& name) {
 
 Runtime* make_runtime(const etp::ShardGroup& group, const std::string& reduction, const std::string& prefetch,
                       int distance, int expert_distance, std::optional<int64_t> cap_bytes, const std::string& publish,
-                      const std::string& nonfinite, std::optional<bool> check) {
-  etp::RuntimeOptions options{.scale = chosen("reduction", reduction, kReductions),
+                      const std::string& nonfinite, int replicas, std::optional<bool> check) {
+  etp::RuntimeOptions options{.replicas = replicas,
+                              .scale = chosen("reduction", reduction, kReductions),
                               .prefetch = prefetch_from(prefetch),
                               .distance = distance,
                               .expert_distance = expert_distance,
@@ -265,7 +266,8 @@ void bind_etp_runtime(nb::module_& module) {
   nb::class_<Runtime> bound(module, "EtpRuntime", "The weights of one model; tessera.etp is built on it.");
   bound.def(nb::new_(&make_runtime), nb::arg("group"), nb::arg("reduction") = "mean", nb::arg("prefetch") = "auto",
             nb::arg("distance") = 1, nb::arg("expert_distance") = 2, nb::arg("cap_bytes") = nb::none(),
-            nb::arg("publish") = "update", nb::arg("nonfinite") = "error", nb::arg("check") = nb::none());
+            nb::arg("publish") = "update", nb::arg("nonfinite") = "error", nb::arg("replicas") = 1,
+            nb::arg("check") = nb::none());
   bind_weights(bound);
   bind_steps(bound);
   const nb::call_guard<nb::gil_scoped_release> released;

@@ -137,7 +137,7 @@ const Consumptions::Operations& Consumptions::ready_gather(Unit& unit, Plane pla
 int Consumptions::unpublished_owner(const Unit& unit) const {
   for (const Parameter* p : unit.weights)
     for (int q = 0; q < context_.ranks(); ++q)
-      if (p->weight.owns(q) &&
+      if (p->weight.reads(q) &&
           context_.group.get(q, collective::Word::kPublished, p->weight.id) < p->publication.version)
         return q;
   return -1;
@@ -146,7 +146,7 @@ int Consumptions::unpublished_owner(const Unit& unit) const {
 void Consumptions::await_published(const Unit& unit) {
   for (const Parameter* p : unit.weights)
     for (int q = 0; q < context_.ranks(); ++q) {
-      if (!p->weight.owns(q)) continue;
+      if (!p->weight.reads(q)) continue;
       const auto condition =
           context_.group.at_least(q, collective::Word::kPublished, p->weight.id, p->publication.version,
                                   fmt::format("to publish version {} of {}", p->publication.version, p->name()));

@@ -56,6 +56,7 @@ struct RuntimeContext {
 
   int rank() const { return group.rank(); }
   int ranks() const { return group.size(); }
+  int shards() const { return group.size() / options.replicas; }  // of a weight
   float scale() const { return options.scale == GradientScale::kMean ? 1.0F / static_cast<float>(group.size()) : 1.0F; }
   // Throws Error(kInvalidArgument) for a number that no weight has, or a weight that start() has not seen.
   Parameter& parameter(WeightId weight) const;

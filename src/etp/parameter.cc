@@ -126,7 +126,7 @@ std::shared_ptr<const collective::PublishedWeight> published(const Parameter& p,
     }
     shown->owners.push_back(rows);
   }
-  collective::check_published(*shown, weight.sharding.ranks, weight.name());
+  collective::check_published(*shown, static_cast<int>(owners.size()), weight.name());
   return shown;
 }
 
@@ -137,8 +137,8 @@ int64_t shown_bytes(const ShardedWeight& weight, int64_t rows) {
 }
 
 OwnerMemory owner_memory(collective::Group& group, int rank, const Parameter& p, const collective::MemoryRef& ref) {
-  OwnerMemory owner{.rows = p.weight.sharding.rows_of(rank)};
-  if (owner.rows.empty()) return owner;
+  if (!p.weight.reads(rank)) return {};
+  OwnerMemory owner{.rows = p.weight.rows_of(rank)};
   if (rank == group.rank()) {
     owner.data = shown_memory(p).data();
     return owner;
@@ -163,7 +163,7 @@ MatrixView Parameter::source() const {
           .row_stride = weight.columns()};
 }
 
-ShardedWeight shard_weight(WeightId id, const WeightSpec& spec, int rank, int ranks, const GraphScope& scope) {
+ShardedWeight shard_weight(WeightId id, const WeightSpec& spec, int rank, int shards, const GraphScope& scope) {
   if (spec.name.empty() || spec.name.size() > kMaxNameBytes)
     fail(ErrorCode::kInvalidArgument, "a weight needs a name of 1 to {} bytes"_message, kMaxNameBytes);
   if (spec.rows < 1 || spec.columns < 1 || spec.rows > kMaxRows || spec.columns > kMaxRows / spec.rows)
@@ -183,11 +183,12 @@ ShardedWeight shard_weight(WeightId id, const WeightSpec& spec, int rank, int ra
   check_dtype(spec, "the dtype of its gathered rows", weight.compute);
   check_dtype(spec, "the dtype of its gradients", weight.gradient);
   check_dtype(spec, "the dtype of its gradient rows", weight.accumulated);
-  weight.sharding = shard_rows(spec.rows, ranks, alignment_of(weight.format, spec.pad_for_alignment));
-  weight.rows = weight.sharding.rows_of(rank);
+  weight.sharding = shard_rows(spec.rows, shards, alignment_of(weight.format, spec.pad_for_alignment));
+  weight.replica = rank / shards;
+  weight.rows = weight.rows_of(rank);
   weight.chain = chain_of(spec.name, scope);
   weight.in_place = weight.format.in_place(spec.dtype) && !spec.native;
-  weight.no_gather = ranks == 1 && weight.in_place && weight.compute == spec.dtype;
+  weight.no_gather = shards == 1 && weight.in_place && weight.compute == spec.dtype;
   return weight;
 }
 

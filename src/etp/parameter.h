@@ -20,7 +20,7 @@
 
 namespace tessera::etp {
 
-// What is the same on all ranks, except `rows`.
+// What is the same on all ranks, except `replica` and `rows`.
 struct ShardedWeight {
   WeightId id = 0;  // its slot in the group
   WeightSpec spec;
@@ -29,20 +29,25 @@ struct ShardedWeight {
   DType gradient = DType::kF32;     // of produced gradients
   DType accumulated = DType::kF32;  // of gradient rows, by default
   Sharding sharding;
+  int replica = 0;  // this rank's; each has all rows
   RowRange rows;
   Chain chain = Chain::kUngraphed;
   bool in_place = true;    // peers read the shard itself
-  bool no_gather = false;  // the group has one rank, which reads the shard itself
+  bool no_gather = false;  // a replica has one rank, which reads the shard itself
 
   const std::string& name() const { return spec.name; }
   int64_t columns() const { return spec.columns; }
   int64_t elements() const { return rows.size() * spec.columns; }
-  bool owns(int rank) const { return !sharding.rows_of(rank).empty(); }
+  RowRange rows_of(int rank) const { return sharding.rows_of(rank % sharding.ranks); }
+  bool owns(int rank) const { return !rows_of(rank).empty(); }
+  // Whether this rank gathers rows of that one.
+  bool reads(int rank) const { return rank / sharding.ranks == replica && owns(rank); }
   int64_t gradient_bytes() const { return bytes_of(gradient, spec.rows * spec.columns); }
 };
 
 // Throws Error(kInvalidArgument), naming the weight, for a spec that cannot be.
-ShardedWeight shard_weight(WeightId id, const WeightSpec& spec, int rank, int ranks, const GraphScope& scope);
+// `rank` is that of a group of `shards * replicas` ranks.
+ShardedWeight shard_weight(WeightId id, const WeightSpec& spec, int rank, int shards, const GraphScope& scope);
 
 // The published side: what this rank shows of its rows, and how it reads everybody's.
 struct Publication {

@@ -46,6 +46,9 @@ RuntimeOptions resolved(RuntimeOptions options, int ranks) {
   for (const auto& rate : {options.gather_bytes_per_second, options.reduce_bytes_per_second})
     if (rate && !(*rate > 0))
       fail(ErrorCode::kInvalidArgument, "a stream cannot be paced to {} bytes a second"_message, *rate);
+  if (options.replicas < 1 || ranks % options.replicas != 0)
+    fail(ErrorCode::kInvalidArgument, "a group of {} ranks cannot be {} replicas of one size"_message, ranks,
+         options.replicas);
   if (options.inline_bytes < 0)
     fail(ErrorCode::kInvalidArgument, "inline_bytes is {}, and at least 0"_message, options.inline_bytes);
   scope_of(options.graph_scope, options.moe_shared_expert_overlap);
@@ -108,7 +111,7 @@ WeightId RuntimeImpl::add(const WeightSpec& spec) {
          "{} is weight {}, and the group has room for {}: raise ShardGroup::Options::slots"_message,
          tessera::quoted(spec.name), id + 1, context_.group.slots());
   const GraphScope scope = scope_of(options_.graph_scope, options_.moe_shared_expert_overlap);
-  auto p = make_parameter(shard_weight(id, spec, context_.rank(), context_.ranks(), scope), context_.device);
+  auto p = make_parameter(shard_weight(id, spec, context_.rank(), context_.shards(), scope), context_.device);
   context_.parameters.push_back(std::move(p));
   consumptions_.add(*context_.parameters.back());
   gradients_.add(*context_.parameters.back());
@@ -145,9 +148,10 @@ void RuntimeImpl::add_experts(std::span<const WeightId> experts) {
 
 void RuntimeImpl::agree_on_options() {
   if (std::exchange(options_agreed_, true)) return;
-  const std::string mine = fmt::format("{} of gradients, weights published at {}",
-                                       options_.scale == GradientScale::kMean ? "the mean" : "the sum",
-                                       options_.publish == PublishAt::kUpdate ? "the update" : "their first use");
+  const std::string mine =
+      fmt::format("{} of gradients, weights published at {}, {} replica(s)",
+                  options_.scale == GradientScale::kMean ? "the mean" : "the sum",
+                  options_.publish == PublishAt::kUpdate ? "the update" : "their first use", options_.replicas);
   const std::vector<std::string> all = context_.group.exchange("options", mine);
   for (int q = 0; q < context_.ranks(); ++q)
     if (all[static_cast<size_t>(q)] != mine)

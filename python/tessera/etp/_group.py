@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
+import struct
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -24,10 +28,12 @@ class Group(Closing):
         name: In messages.
         rank: This process, from 0.
         size: How many share each weight.
+        timeout: Seconds that a rank waits for the others.
     """
 
-    def __init__(self, core: _core.ShardGroup, name: str) -> None:
+    def __init__(self, core: _core.ShardGroup, name: str, timeout: float) -> None:
         self.name = name
+        self.timeout = timeout
         self.core = core
         self.rank = core.rank
         self.size = core.size
@@ -37,10 +43,26 @@ class Group(Closing):
 
     def of_model(self) -> _core.ShardGroup:
         """A group for one model, with the same ranks. Collective."""
+        return self.core.derive(self._next_name())
+
+    def with_replicas(self, dp: Group) -> _core.ShardGroup:
+        """A group for one model: the ranks of all replicas, one replica after the other. Collective over both."""
+        name = self._next_name()
+        what = f"the replicas of {name}"
+
+        def exchange(blob: bytes) -> list[bytes]:
+            replicas = dp.core.exchange(what, _packed(self.core.exchange(what, blob)))
+            return [each for replica in replicas for each in _unpacked(replica)]
+
+        _require_orthogonal(self, dp, exchange)
+        rank, size = dp.rank * self.size + self.rank, dp.size * self.size
+        return _core.ShardGroup.over(exchange, rank, size, name, min(self.timeout, dp.timeout))
+
+    def _next_name(self) -> str:
         if self._closed:
             raise InvalidArgumentError(f"ETP group {self.name} is closed: init_group() again")
         self._models += 1
-        return self.core.derive(f"{self.name}/{self._models - 1}")
+        return f"{self.name}/{self._models - 1}"
 
     def close(self) -> None:
         """Leaves it: call it on every rank. Models that are sharded over it keep groups of their own. Idempotent."""
@@ -59,6 +81,33 @@ class Group(Closing):
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, rank={self.rank}, size={self.size})"
+
+
+def _packed(blobs: list[bytes]) -> bytes:
+    return struct.pack(f"<{len(blobs) + 1}Q", len(blobs), *map(len, blobs)) + b"".join(blobs)
+
+
+def _unpacked(packed: bytes) -> list[bytes]:
+    (count,) = struct.unpack_from("<Q", packed)
+    blobs, at = [], 8 * (count + 1)
+    for size in struct.unpack_from(f"<{count}Q", packed, 8):
+        blobs.append(packed[at : at + size])
+        at += size
+    return blobs
+
+
+def _require_orthogonal(group: Group, dp: Group, exchange: Callable[[bytes], list[bytes]]) -> None:
+    """Throws, on all ranks, unless each rank is where its ranks in both groups say, and each is there once."""
+    own = secrets.token_bytes(16)
+    grid = exchange(own)
+    at = dp.rank * group.size + group.rank
+    fits = len(grid) == dp.size * group.size == len(set(grid)) and grid[at] == own
+    seen = hashlib.blake2b(b"".join(grid), digest_size=16).digest() if fits else b"none"
+    if set(exchange(seen)) != {seen} or not fits:
+        raise MismatchError(
+            f"dp={dp!r} is not orthogonal to {group!r}: rank r of every ETP group must be in one dp group, as the axes "
+            "of a DeviceMesh are"
+        )
 
 
 def init_group(
@@ -99,7 +148,7 @@ def init_group(
         process_group = mesh.get_group()
     if process_group is None:
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return Group(_core.ShardGroup.single(name), name)
+            return Group(_core.ShardGroup.single(name), name, timeout)
         process_group = torch.distributed.group.WORLD
     return _over_process_group(process_group, name, timeout)
 
@@ -113,7 +162,7 @@ def _over_store(url: str, rank: int | None, size: int | None, name: str, timeout
     life = "-".join(os.environ.get(each, "") for each in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
     namespace = os.environ.get("TESSERA_NAMESPACE", "default")
     key = f"{namespace}/etp/{name}/{life}"
-    return Group(_core.ShardGroup.over_store(url, key, rank, size, name, timeout), name)
+    return Group(_core.ShardGroup.over_store(url, key, rank, size, name, timeout), name, timeout)
 
 
 def _placed(what: str, value: int | None, variable: str, lowest: int) -> int:
@@ -147,4 +196,4 @@ def _over_process_group(process_group: Any, name: str, timeout: float) -> Group:
         torch.distributed.all_gather(found, padded.to(device), group=process_group)
         return [bytes(each[:length].tolist()) for each, length in zip(found, sizes, strict=True)]
 
-    return Group(_core.ShardGroup.over(exchange, rank, size, name, timeout), name)
+    return Group(_core.ShardGroup.over(exchange, rank, size, name, timeout), name, timeout)

@@ -46,7 +46,8 @@ class ShardedModel(Closing):
         self.group = group
         self.inline = inline
         self.scale = scale
-        self.core = core
+        self.core = core  # the ranks of all replicas
+        self.shards = core if core.size == group.size else group.core
         self.runtime = runtime
         self.weights: list[Weight] = []
         self.replicated: list[Replicated] = []

@@ -46,7 +46,8 @@ class Model(Protocol):
     updating: bool
     inline: bool
     scale: float  # of gradients: 1 / N, or 1
-    core: _core.ShardGroup
+    core: _core.ShardGroup  # the ranks of all replicas
+    shards: _core.ShardGroup  # of this one
 
     def in_forward(self) -> bool: ...
     def phase(self) -> str: ...
@@ -330,7 +331,7 @@ class Weight:
 
     def spread(self, rows: torch.Tensor) -> torch.Tensor:
         """All ranks' rows, in the logical shape. Collective."""
-        return gather_rows(self.model.core, self, rows).view(self.shape)
+        return gather_rows(self.model.shards, self, rows).view(self.shape)
 
     # --- gradients
 

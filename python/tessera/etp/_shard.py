@@ -12,7 +12,7 @@ import torch
 
 from .. import _core
 from .._arguments import choice, pattern, whole
-from .._errors import AlreadyExistsError, InvalidArgumentError, MismatchError, UnimplementedError
+from .._errors import AlreadyExistsError, InvalidArgumentError, MismatchError
 from ._compile import leave_out_of_graphs
 from ._config import config
 from ._group import Group
@@ -40,7 +40,7 @@ def shard_module_(
     publish: str = "update",
     mode: str = "deferred",
     compute_dtype: torch.dtype | None = None,
-    dp: Any = None,
+    dp: Group | None = None,
     *,
     nonfinite: str = "error",
 ) -> torch.nn.Module:
@@ -60,37 +60,39 @@ def shard_module_(
             dtype ("bf16"), or "fp8_e4m3", "fp8_block_128x128", "mxfp8", "nvfp4", ... Others travel as they are.
         filter: Called with name and parameter; False leaves it whole.
         min_elements: Smaller parameters are left whole.
-        reduction: "mean": gradients of N ranks are averaged; "sum": they are added.
+        reduction: "mean": gradients of all ranks are averaged; "sum": they are added.
         publish: When weights with a format are quantised: at the end of an "update", or at their "first_use" after it.
         mode: "deferred": gradients are added while the backward goes on, and .grad is set at its end. "inline": weights
             are ordinary inputs of autograd, and their gradients are reduced where the backward passes, collectively:
             torch.autograd.grad(), second derivatives, any hook. Slower; ranks must run the same backward.
         compute_dtype: Of gathered weights with a format. None: the plain dtype that travels, else the parameter's.
-        dp: A group for data parallelism; not in this version.
+        dp: A group of init_group() over an orthogonal axis, for data parallelism: its ranks keep the same rows, and
+            train on different tokens. Gradients are reduced over both, in the order (dp, group) of ranks.
         nonfinite: "error" refuses to quantise NaN and infinity, "propagate" does it by the format's rules.
     """
     if not isinstance(group, Group):
         raise InvalidArgumentError(f"shard_module_: group {group!r}: give what etp.init_group() returns")
     inline = choice("mode", mode, ("deferred", "inline")) == "inline"
-    if dp is not None:
-        raise UnimplementedError(
-            "dp= is not in this version: wrap the sharded model in DistributedDataParallel, or make the ETP group "
-            "larger"
-        )
+    if dp is not None and not isinstance(dp, Group):
+        raise InvalidArgumentError(f"shard_module_: dp {dp!r}: give what etp.init_group() returns")
+    replicas = 1 if dp is None else dp.size
+    ranks = group.size * replicas
     min_elements = whole("min_elements", min_elements, 0)
     if model_of(model) is not None:
         raise AlreadyExistsError("shard_module_: the model is sharded already: etp.unshard_() undoes it")
     require_shardable(model)
-    chosen = _chosen(model, group, filter, min_elements, formats or {})
+    chosen = _chosen(model, ranks, filter, min_elements, formats or {})
     if not chosen:
-        if group.size > 1:
+        if ranks > 1:
             raise InvalidArgumentError(
                 f"shard_module_: no weight of {type(model).__name__} is left to shard by filter= and "
                 f"min_elements={min_elements}"
             )
         return model
     require_same(group, model.named_parameters())
-    core = group.of_model()
+    if dp is not None:
+        require_same(dp, model.named_parameters())
+    core = group.of_model() if dp is None or dp.size == 1 else group.with_replicas(dp)
     prefetch = config.prefetch if config.weight_prefetch else "off"
     runtime = _core.EtpRuntime(
         core,
@@ -101,13 +103,14 @@ def shard_module_(
         cap_bytes=config.cap_bytes,
         publish=publish,
         nonfinite=nonfinite,
+        replicas=replicas,
     )
-    sharded = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / group.size)
+    sharded = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / ranks)
     places = _places(model)
     for name, parameter in list(model.named_parameters()):
         if name in chosen:
             _cut(sharded, name, parameter, chosen[name], compute_dtype, places[id(parameter)])
-        elif group.size > 1:
+        elif ranks > 1:
             number = runtime.add_replicated(name, parameter.numel(), dtype_name(parameter.dtype))
             sharded.replicated.append(Replicated(sharded, number, name, parameter))
     runtime.start()
@@ -140,7 +143,7 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
 
 def _chosen(
     model: torch.nn.Module,
-    group: Group,
+    ranks: int,
     filter: Filter | None,
     min_elements: int,
     formats: Mapping[str | re.Pattern[str], str],
@@ -160,7 +163,7 @@ def _chosen(
                 format = candidate
                 used.add(i)
                 break
-        if group.size > 1 or format:
+        if ranks > 1 or format:
             chosen[name] = format
     for i, (rule, format) in enumerate(rules):
         if i not in used:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from tessera import etp
+from torch.distributed.device_mesh import init_device_mesh
 from torch_ranks import launch
 
 WORDS, WIDTH, HIDDEN, LENGTH, ROWS = 203, 32, 80, 6, 4
@@ -80,9 +81,10 @@ class Run:
     rank: int = 0
     group: etp.Group | None = None
     done: int = 0  # micro-steps
+    dp: etp.Group | None = None
 
     def sharded(self, model: Any, **options: Any) -> Any:
-        return model if self.group is None else etp.shard_module_(model, self.group, **options)
+        return model if self.group is None else etp.shard_module_(model, self.group, dp=self.dp, **options)
 
     def numbers(self) -> list[int]:
         """The global micro-batches of the next micro-step that are done here."""
@@ -147,6 +149,23 @@ def on_ranks(scenarios: dict[str, Scenario], size: int) -> dict[str, list[Any]]:
 def _each(scenarios: dict[str, Scenario], size: int, rank: int) -> dict[str, Any]:
     with etp.init_group(timeout=30) as group:
         return {name: scenario(Run(size, rank, group)) for name, scenario in scenarios.items()}
+
+
+def on_grid(scenarios: dict[str, Scenario], replicas: int, shards: int) -> dict[str, list[Any]]:
+    """The same on `replicas` ETP groups of `shards` ranks."""
+    found = launch(functools.partial(_each_on_grid, scenarios, replicas, shards), replicas * shards)
+    return {name: [rank[name] for rank in found] for name in scenarios}
+
+
+def _each_on_grid(scenarios: dict[str, Scenario], replicas: int, shards: int, rank: int) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("dp", "etp"))
+    with (
+        etp.init_group(mesh=mesh["etp"], timeout=30) as group,
+        etp.init_group(mesh=mesh["dp"], name="dp", timeout=30) as dp,
+    ):
+        return {
+            name: scenario(Run(replicas * shards, rank, group, dp=dp)) for name, scenario in scenarios.items()
+        }
 
 
 def scenarios_of(namespace: dict[str, Any]) -> dict[str, Scenario]:
