@@ -47,7 +47,7 @@ class ShardedModel(Closing):
         self.inline = inline
         self.scale = scale
         self.core = core  # the ranks of all replicas
-        self.shards = core if core.size == group.size else group.core
+        self.replicas = core.size // group.size
         self.runtime = runtime
         self.weights: list[Weight] = []
         self.replicated: list[Replicated] = []

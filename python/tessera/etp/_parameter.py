@@ -19,7 +19,7 @@ from ._group import Group
 from ._inline import Stand
 from ._norms import plain, typed
 from ._routes import Route, route_of
-from ._rows import gather_rows
+from ._rows import spread_rows
 
 PostHook = Callable[[torch.Tensor], None]
 
@@ -47,7 +47,7 @@ class Model(Protocol):
     inline: bool
     scale: float  # of gradients: 1 / N, or 1
     core: _core.ShardGroup  # the ranks of all replicas
-    shards: _core.ShardGroup  # of this one
+    replicas: int
 
     def in_forward(self) -> bool: ...
     def phase(self) -> str: ...
@@ -330,8 +330,8 @@ class Weight:
         return rows.to(self.dtype)
 
     def spread(self, rows: torch.Tensor) -> torch.Tensor:
-        """All ranks' rows, in the logical shape. Collective."""
-        return gather_rows(self.model.shards, self, rows).view(self.shape)
+        """All ranks' rows, in the logical shape, added over replicas. Collective."""
+        return spread_rows(self.model.core, self.model.replicas, self, rows).view(self.shape)
 
     # --- gradients
 

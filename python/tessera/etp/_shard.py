@@ -6,7 +6,6 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 

@@ -163,9 +163,7 @@ def _each_on_grid(scenarios: dict[str, Scenario], replicas: int, shards: int, ra
         etp.init_group(mesh=mesh["etp"], timeout=30) as group,
         etp.init_group(mesh=mesh["dp"], name="dp", timeout=30) as dp,
     ):
-        return {
-            name: scenario(Run(replicas * shards, rank, group, dp=dp)) for name, scenario in scenarios.items()
-        }
+        return {name: scenario(Run(replicas * shards, rank, group, dp=dp)) for name, scenario in scenarios.items()}
 
 
 def scenarios_of(namespace: dict[str, Any]) -> dict[str, Scenario]:
