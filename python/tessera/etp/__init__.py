@@ -13,12 +13,14 @@ The full weight exists only around the operation that uses it. Ranks of a group 
 that of the unsharded model over all of them, bit for bit (docs/design/etp.md says under which conditions).
 
 Collective calls are made by all ranks of a group in one order: shard_module_(), the end of a backward, an optimiser's
-step, update(), logical(), summon(), unshard_(), clip_grad_norm_(). This package imports torch.
+step, update(), logical(), summon(), unshard_(), clip_grad_norm_(), load_optimizer_state_dict(). This package imports
+torch.
 """
 
 from ._config import update_config
 from ._group import Group, init_group
 from ._norms import clip_grad_norm_
+from ._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
 from ._optimizers import allow_optimizer
 from ._parameter import ShardedParameter, Weight
 from ._report import explain, forecast, report
@@ -36,8 +38,10 @@ __all__ = [
     "explain",
     "forecast",
     "init_group",
+    "load_optimizer_state_dict",
     "local",
     "logical",
+    "optimizer_state_dict",
     "report",
     "shard_module_",
     "summon",

@@ -11,6 +11,7 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.utils.hooks import RemovableHandle
 
 from .._errors import InvalidArgumentError
+from ._chunks import chunk_list, shard_at, write_items
 from ._parameter import Model, ShardedParameter, Weight
 from ._routes import words
 from ._rows import gather_rows
@@ -26,6 +27,7 @@ class LogicalTensor(torch.Tensor):
     """A sharded weight in a state_dict(): the logical shape, and this rank's rows. Arithmetic is refused.
 
     load_state_dict() of a sharded model takes it. clone() and copy.deepcopy() copy this rank's rows.
+    torch.distributed.checkpoint saves and loads it: what it loads is this tensor's own, until load_state_dict().
 
     Attributes:
         local: This rank's rows, [rows, K]: the model's own memory, or a copy's.
@@ -70,6 +72,20 @@ class LogicalTensor(torch.Tensor):
     ) -> NoReturn:
         _refuse(args, func.__name__)
 
+    # torch.distributed.checkpoint's protocol
+
+    def __create_write_items__(self, fqn: str, object: Any) -> list[Any]:
+        return write_items(fqn, self.etp, self.local)
+
+    def __create_chunk_list__(self) -> list[Any]:
+        """It is going to be loaded. Other ranks may read the model's memory, so that is left to load_state_dict()."""
+        if self.local.data_ptr() == self.etp.address:
+            self.local = self.local.clone()
+        return chunk_list(self.etp)
+
+    def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
+        return shard_at(self.etp, self.local, index.offset)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> LogicalTensor:
         copied = LogicalTensor(self.etp, self.local.clone())
         memo[id(self)] = copied
@@ -99,7 +115,7 @@ def _cut(full: torch.Tensor, weight: Weight) -> torch.Tensor:
     return full.reshape(weight.matrix)[weight.rows[0] : weight.rows[1]]
 
 
-def _rows_of(given: Any, weight: Weight) -> Any:
+def rows_of(given: Any, weight: Weight) -> Any:
     if type(given) is LogicalTensor:
         return given.rows_for(weight) if given.shape == weight.shape else given.full()  # torch tells of the shapes
     if hasattr(given, "full_tensor"):  # a DTensor
@@ -137,7 +153,7 @@ def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]
             began.append(True)
             model.begin_update(weights.values())
         for name, tensor in given.items():
-            state[prefix + name] = _rows_of(tensor, weights[name])
+            state[prefix + name] = rows_of(tensor, weights[name])
 
     def loaded(*_: Any) -> None:
         if began:

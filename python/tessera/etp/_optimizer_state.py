@@ -1,0 +1,100 @@
+"""States of optimisers that hold sharded parameters, as states of the unsharded model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from .._errors import InvalidArgumentError
+from ._parameter import ShardedParameter
+from ._state import LogicalTensor, rows_of
+
+State = dict[str, Any]
+
+
+def optimizer_state_dict(optimizer: torch.optim.Optimizer, *, full: bool = False, init: bool = False) -> State:
+    """The optimiser's state_dict(), with logical tensors for what goes with sharded parameters row by row.
+
+    Keys, step counts and what belongs to whole parameters are those of optimizer.state_dict() (which has this rank's
+    rows as they are: for the same rank of the same number of ranks). torch.distributed.checkpoint saves and loads it.
+
+    Args:
+        full: Whole tensors in their place: for torch.save(), and for optimisers of the unsharded model. Collective; all
+            ranks get all of it.
+        init: Makes what the optimiser's first step would make, so that there is something to load into; as torch does
+            it, by a step without gradients and with a learning rate of 0. Collective.
+    """
+    if init:
+        _make_state(optimizer)
+    found: State = optimizer.state_dict()
+    state = {}
+    for number, parameter in _numbered(optimizer):
+        if number in found["state"]:
+            state[number] = {key: _logical(value, parameter, full) for key, value in found["state"][number].items()}
+    return {**found, "state": state}
+
+
+def load_optimizer_state_dict(optimizer: torch.optim.Optimizer, state: State) -> None:
+    """Loads what optimizer_state_dict() gave, on any number of ranks, or the state_dict() of an optimiser of the
+    unsharded model: its parameters have the same order. Collective.
+    """
+    parameters = dict(_numbered(optimizer))
+    rows = {
+        number: {key: _rows(value, parameters.get(number), f"state {number} {key!r}") for key, value in entries.items()}
+        for number, entries in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": rows})
+
+
+def _numbered(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torch.Tensor]]:
+    """The parameters as state_dict() numbers them."""
+    return enumerate(parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _logical(value: Any, parameter: torch.Tensor, full: bool) -> Any:
+    if not isinstance(parameter, ShardedParameter) or not _goes_with(value, parameter.etp.local.shape):
+        return value
+    made = LogicalTensor(parameter.etp, value)
+    return made.full() if full else made
+
+
+def _goes_with(value: Any, shape: torch.Size) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == shape
+
+
+def _rows(value: Any, parameter: torch.Tensor | None, what: str) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value  # a step count
+    if not isinstance(parameter, ShardedParameter):
+        return value.full() if type(value) is LogicalTensor else value
+    weight = parameter.etp
+    if not _goes_with(value, weight.shape):
+        raise InvalidArgumentError(
+            f"{what} of {weight.name} is {tuple(value.shape)}, and the weight {tuple(weight.shape)}: "
+            "load_optimizer_state_dict() takes what optimizer_state_dict() gave; optimizer.load_state_dict() what "
+            "optimizer.state_dict() gave on the same rank"
+        )
+    return rows_of(value, weight).clone()
+
+
+def _make_state(optimizer: torch.optim.Optimizer) -> None:
+    trained = [each for _, each in _numbered(optimizer) if each.requires_grad]
+    if all(parameter in optimizer.state for parameter in trained):
+        return
+    gradients = [parameter.grad for parameter in trained]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    with DisableTorchFunctionSubclass():
+        for parameter in trained:
+            parameter.grad = torch.zeros(parameter.shape, dtype=parameter.dtype)
+    for group in optimizer.param_groups:
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+    try:
+        optimizer.step()
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            parameter.grad = gradient

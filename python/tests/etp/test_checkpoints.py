@@ -1,0 +1,193 @@
+"""States of models and optimisers: training goes on, on other numbers of ranks and in plain torch, with equal bytes."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tessera
+import torch
+import torch.distributed.checkpoint as dcp
+from etp_generic_scenarios import Experts
+from etp_models import WORDS, Run, Tied, adamw, as_bytes, built
+from tessera import etp
+from tessera.etp._chunks import boxes_of
+from torch_ranks import launch
+
+GLOBAL = 4  # micro-batches of a step, whatever number of ranks does them
+Kind = Callable[[], torch.nn.Module]
+
+
+def _train(run: Run, model: Any, optimizer: torch.optim.Optimizer, first: int, steps: int) -> None:
+    accumulation = GLOBAL // run.size
+    run.done = first * accumulation
+    run.train(model, optimizer, steps, accumulation)
+
+
+def _plain(kind: Kind, steps: int) -> tuple[Any, torch.optim.Optimizer]:
+    torch.set_num_threads(1)
+    model = built(kind)
+    optimizer = adamw(model.parameters())
+    _train(Run(GLOBAL), model, optimizer, 0, steps)
+    return model, optimizer
+
+
+def _bytes_of(model: Any, state: dict[str, Any]) -> Any:
+    weights = {name: as_bytes(parameter) for name, parameter in model.named_parameters()}
+    return weights, [{key: as_bytes(each[key]) for key in sorted(each)} for each in state["state"].values()]
+
+
+def _pack(value: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def _on_whole_states(rank: int, size: int, first: int, packed: bytes | None) -> bytes:
+    """Two steps; from and to what torch.save() writes."""
+    with etp.init_group(timeout=30) as group:
+        model = built()
+        state = None if packed is None else torch.load(io.BytesIO(packed))
+        if state is not None:
+            model.load_state_dict(state["model"])
+        run = Run(size, rank, group)
+        run.sharded(model)
+        optimizer = adamw(model.parameters())
+        if state is not None:
+            etp.load_optimizer_state_dict(optimizer, state["optimizer"])
+        _train(run, model, optimizer, first, 2)
+        saved = etp.optimizer_state_dict(optimizer, full=True)
+        with etp.summon(model):
+            return _pack({"model": model.state_dict(), "optimizer": saved})
+
+
+def test_whole_states_go_from_2_ranks_to_4_to_plain_torch() -> None:
+    packed = launch(functools.partial(_on_whole_states, size=2, first=0, packed=None), 2)[0]
+    packed = launch(functools.partial(_on_whole_states, size=4, first=2, packed=packed), 4)[1]
+    state = torch.load(io.BytesIO(packed))
+    model, optimizer = _plain(Tied, 0)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    _train(Run(GLOBAL), model, optimizer, 4, 2)
+    expected, its_optimizer = _plain(Tied, 6)
+    assert _bytes_of(model, optimizer.state_dict()) == _bytes_of(expected, its_optimizer.state_dict())
+
+
+def _on_checkpoints(rank: int, size: int, replicas: int, first: int, folder: pathlib.Path) -> Any:
+    """Two steps; from and to what torch.distributed.checkpoint writes."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (replicas, size // replicas), mesh_dim_names=("dp", "etp"))
+    with etp.init_group(mesh=mesh["etp"], timeout=30) as group, etp.init_group(mesh=mesh["dp"]) as dp:
+        run = Run(size, rank, group, dp=dp)
+        model = run.sharded(built(Experts, seed=7 if first == 0 else 8), min_elements=256)
+        optimizer = adamw(model.parameters())
+        if first > 0:
+            before = run.weights(model)
+            state = {"model": model.state_dict(), "optimizer": etp.optimizer_state_dict(optimizer, init=True)}
+            dcp.load(state, checkpoint_id=folder / str(first))
+            assert run.weights(model) == before  # other ranks may read them
+            model.load_state_dict(state["model"])
+            etp.load_optimizer_state_dict(optimizer, state["optimizer"])
+        _train(run, model, optimizer, first, 2)
+        state = {"model": model.state_dict(), "optimizer": etp.optimizer_state_dict(optimizer)}
+        dcp.save(state, checkpoint_id=folder / str(first + 2))
+        return run.weights(model)
+
+
+def test_distributed_checkpoints_go_from_2_ranks_to_4_to_replicas_to_plain_torch(folder: pathlib.Path) -> None:
+    for first, (size, replicas) in enumerate([(2, 1), (4, 1), (4, 2)]):
+        step = functools.partial(_on_checkpoints, size=size, replicas=replicas, first=2 * first, folder=folder)
+        found = launch(step, size)
+        expected, its_optimizer = _plain(Experts, 2 * first + 2)
+        assert found == [_bytes_of(expected, its_optimizer.state_dict())[0]] * size
+    model, optimizer = _plain(Experts, 1)  # there is something to load into
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    dcp.load(state, checkpoint_id=folder / "6")
+    optimizer.load_state_dict(state["optimizer"])
+    assert _bytes_of(model, optimizer.state_dict()) == _bytes_of(expected, its_optimizer.state_dict())
+
+
+def _other_states(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with etp.init_group(timeout=30) as group:
+        run = Run(2, rank, group)
+        model = run.sharded(built())
+        optimizer = adamw(model.parameters())
+        found["nothing yet"] = etp.optimizer_state_dict(optimizer)["state"] == {}
+        run.train(model, optimizer)
+        # torch's own, of this rank.
+        own = torch.load(io.BytesIO(_pack(optimizer.state_dict())))
+        again = adamw(model.parameters())
+        again.load_state_dict(own)
+        logical = etp.optimizer_state_dict(optimizer)
+        found["logical"] = repr(logical["state"][0]["exp_avg"])
+        found["whole"] = logical["state"][1]["exp_avg"].shape == model.up.weight.etp.shape
+        with pytest.raises(tessera.InvalidArgumentError) as caught:
+            etp.load_optimizer_state_dict(again, own)
+        found["refused"] = str(caught.value)
+        with pytest.raises(tessera.InvalidArgumentError) as caught:
+            _pack(logical)
+        found["not pickled"] = str(caught.value)
+        # A state of the same model loads as it is, and is a copy.
+        etp.load_optimizer_state_dict(again, logical)
+        for each in logical["state"].values():
+            each["exp_avg"] = None
+        states = [etp.optimizer_state_dict(each, full=True) for each in (optimizer, again)]
+        found["same"] = _bytes_of(model, states[0])[1] == _bytes_of(model, states[1])[1]
+        memory = [each.state[model.up.weight]["exp_avg"].data_ptr() for each in (optimizer, again)]
+        found["a copy"] = memory[0] != memory[1]
+        # What init makes changes no weight, and is only made once.
+        before = run.weights(model)
+        fresh = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        momentum = etp.optimizer_state_dict(fresh, init=True)["state"][0]["momentum_buffer"].full()
+        found["made"] = (bool((momentum == 0).all()), tuple(momentum.shape), fresh.param_groups[0]["lr"])
+        found["unchanged"] = run.weights(model) == before and model.up.weight.grad is None
+    return found
+
+
+@pytest.fixture(scope="module")
+def others() -> list[dict[str, Any]]:
+    return launch(_other_states, 2)
+
+
+@pytest.mark.parametrize("what", ["nothing yet", "whole", "same", "a copy", "unchanged"])
+def test_optimizer_states(others: list[dict[str, Any]], what: str) -> None:
+    assert all(each[what] for each in others)
+
+
+def test_what_optimizer_states_say(others: list[dict[str, Any]]) -> None:
+    for each in others:
+        assert "here rows" in each["logical"]
+        assert "load_optimizer_state_dict() takes what optimizer_state_dict() gave" in each["refused"]
+        assert "cannot be pickled" in each["not pickled"]
+        assert each["made"] == (True, (WORDS, 32), 0.5)
+
+
+class _Cut:
+    def __init__(self, shape: tuple[int, ...], matrix: tuple[int, int], rows: tuple[int, int]) -> None:
+        self.shape, self.matrix, self.rows = torch.Size(shape), torch.Size(matrix), rows
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"), [((7, 3), 1), ((3, 4, 2), 2), ((2, 3, 4, 2), 3), ((6, 2, 3, 3), 1), ((1, 5, 2), 2)]
+)
+def test_boxes_cover_rows_once_and_in_order(shape: tuple[int, ...], dims: int) -> None:
+    total, columns = math.prod(shape[:dims]), math.prod(shape[dims:])
+    numbers = torch.arange(total * columns).view(shape)
+    for begin, end in itertools.combinations_with_replacement(range(total + 1), 2):
+        boxes = boxes_of(_Cut(shape, (total, columns), (begin, end)))
+        parts = [
+            numbers[tuple(slice(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))].flatten()
+            for box in boxes
+        ]
+        rows = torch.cat([torch.empty(0, dtype=torch.int64), *parts])
+        assert rows.tolist() == list(range(begin * columns, end * columns))
+        assert [box.rows[1] - box.rows[0] for box in boxes] == [len(part) // columns for part in parts]
+        assert len(boxes) <= 2 * dims - 1
