@@ -53,6 +53,7 @@ class ShardedModel(Closing):
         self.replicated: list[Replicated] = []
         self.micro_batch = 0  # backwards since the last update
         self.updating = False
+        self._began = False  # its first forward
         self._forwards = 0  # under way, of modules in which parameters look whole
         self._meeting = False
         self.anchor = torch.zeros((), requires_grad=True)  # autograd's way to a weight that is not its input
@@ -75,7 +76,10 @@ class ShardedModel(Closing):
         """Follows what is frozen, makes an update of load_state_dict(), and takes gradients of what is whole."""
         loading = []
 
-        def begin(*_: Any) -> None:
+        def begin(root: torch.nn.Module, *_: Any) -> None:
+            if not self._began:
+                self._began = True
+                self._look_at(root)
             if self.idle:
                 self.follow_frozen()
             elif self.updating and _task_of_this_backward() == _NO_TASK:
@@ -114,6 +118,20 @@ class ShardedModel(Closing):
                 ]
         for replicated in self.replicated:
             replicated.attach()
+
+    def _look_at(self, root: torch.nn.Module) -> None:
+        """What fully_shard() has put in the place of a whole parameter is its own to reduce."""
+        present = {id(parameter) for parameter in root.parameters()}
+        for replicated in self.replicated:
+            if id(replicated.parameter) not in present:
+                replicated.detach()
+        self.replicated = [each for each in self.replicated if id(each.parameter) in present]
+
+    def leave_replicated(self) -> None:
+        """To a wrapper of the model, which averages gradients of what is not sharded."""
+        for replicated in self.replicated:
+            replicated.detach()
+        self.replicated.clear()
 
     def unwatch(self) -> None:
         """Leaves the module and its whole parameters as they were."""

@@ -82,8 +82,8 @@ def clip_grad_norm_(
     factor = min(max_norm / (float(total) + 1e-6), 1.0)
     if not factor >= 1:  # NaN, too
         rows = [plain(gradient) for gradient in gradients]
-        for dtype in {each.dtype for each in rows}:
-            torch._foreach_mul_([each for each in rows if each.dtype == dtype], factor)
+        for kind in {(type(each), each.dtype) for each in rows}:
+            torch._foreach_mul_([each for each in rows if (type(each), each.dtype) == kind], factor)
     return total
 
 
@@ -93,7 +93,8 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
     alive = []  # contiguous copies, while their addresses are used
     for gradient in gradients:
         weight = gradient.etp if type(gradient) is ShardedGradient else None
-        rows = plain(gradient).detach().contiguous()
+        rows = plain(gradient).detach()
+        rows = rows.full_tensor() if hasattr(rows, "full_tensor") else rows.contiguous()  # a DTensor of fully_shard()
         if rows.dtype not in _NAMES or rows.device.type != "cpu":
             raise InvalidArgumentError(f"a norm of {rows.dtype} on {rows.device}: floats in host memory are possible")
         alive.append(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .._errors import InvalidArgumentError
 from ._norms import ShardedGradient
 from ._parameter import Model, ShardedParameter, Weight
+from ._refusals import require_same_ranks
 
 # Their steps treat every element by itself, so that rows of a weight are updated as in the whole one.
 _ELEMENTWISE = {
@@ -58,6 +60,23 @@ def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
     return [found[number] for number in sorted(found)]
 
 
+_looked_at: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+
+def _look_at(optimizer: torch.optim.Optimizer, models: list[Model]) -> None:
+    """Before its first step: what else it holds has been averaged over the same ranks."""
+    _looked_at.add(optimizer)
+    meshes = {
+        tuple(parameter.device_mesh.mesh.flatten().tolist())
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if type(parameter).__name__ == "DTensor"
+    }
+    for mesh in sorted(meshes):
+        for model in models:
+            require_same_ranks(model, mesh, "fully_shard()")
+
+
 def _begin(optimizer: torch.optim.Optimizer, updates: Updates) -> None:
     for model, weights in updates:
         model.begin_update(weights)
@@ -84,6 +103,8 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
             "whole weights: take an elementwise optimiser (AdamW, SGD, ...), leave the weight out of shard_module_() "
             "by filter=, or, if every element is updated by itself, call etp.allow_optimizer() with its class"
         )
+    if optimizer not in _looked_at:
+        _look_at(optimizer, [model for model, _ in updates])
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if closure is None:
         _begin(optimizer, updates)

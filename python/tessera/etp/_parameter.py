@@ -18,6 +18,7 @@ from ._generic import expects_backward as will_return
 from ._group import Group
 from ._inline import Stand
 from ._norms import plain, typed
+from ._refusals import refuse_fully_shard
 from ._routes import Route, route_of
 from ._rows import spread_rows
 
@@ -122,6 +123,8 @@ def _routed(route: Route, func: Callable[..., Any], args: tuple[Any, ...], kwarg
     forward = weight.model.in_forward()
     if route is Route.SHAPE and forward:
         return func(torch.empty(weight.shape, dtype=weight.dtype, device="meta"), *args[1:], **kwargs)
+    if func is torch.chunk:
+        refuse_fully_shard(weight.name)
     if route is Route.DATA:
         weight.require_same_memory(args[1])
     if route is Route.WRITE and forward and args[0] is parameter:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import struct
+import sys
+from collections.abc import Iterable
+from typing import Protocol
+
 import torch
+import torch.distributed
 from torch.nn.utils.parametrize import is_parametrized
 
+from .. import _core
 from .._errors import InvalidArgumentError
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel")
@@ -50,3 +57,38 @@ def _kind(parameter: torch.nn.Parameter) -> str | None:
     if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"of {parameter.dtype}: gradients of float32, bfloat16 and float16 can be reduced"
     return None
+
+
+class Model(Protocol):
+    """Whose gradients a wrapper would average."""
+
+    core: _core.ShardGroup
+    scale: float
+
+
+def require_same_ranks(model: Model, ranks: Iterable[int], wrapper: str) -> None:
+    """Throws unless the wrapper averages over the ranks that the model's gradients are averaged over. Collective."""
+    own = struct.pack("=q", torch.distributed.get_rank())
+    ours = sorted(struct.unpack("=q", each)[0] for each in model.core.exchange(wrapper, own))
+    theirs = sorted(ranks)
+    if ours != theirs:
+        raise InvalidArgumentError(
+            f"{wrapper} over ranks {theirs} of a model whose sharded gradients are reduced over ranks {ours}: wrap it "
+            "over just these; data parallelism over more ranks is shard_module_(dp=)"
+        )
+    if model.core.size > 1 and model.scale == 1:
+        raise InvalidArgumentError(
+            f"{wrapper} averages gradients, and this model was sharded with reduction='sum': shard it with "
+            "reduction='mean', or leave the wrapper out"
+        )
+
+
+def refuse_fully_shard(name: str) -> None:
+    """Throws within fully_shard(), which cuts each parameter that it takes with torch.chunk(). It would gather rows of
+    different ranks as one weight."""
+    caller = sys._getframe(3).f_globals.get("__name__", "")  # of __torch_function__
+    if caller.startswith("torch.distributed.fsdp"):
+        raise InvalidArgumentError(
+            f"{name} is sharded, and fully_shard() would cut its rows once more: give it the sharded parameters as "
+            "ignored_params="
+        )

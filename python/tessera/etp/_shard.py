@@ -23,6 +23,7 @@ from ._parameter import Weight, can_shard, dtype_name
 from ._refusals import require_shardable
 from ._replicated import Replicated
 from ._views import logical, model_of, places_of
+from ._wrappers import leave_out_of_ddp, put_back_into_ddp, watch_wrappers
 
 Filter = Callable[[str, torch.nn.Parameter], bool]
 
@@ -115,6 +116,8 @@ def shard_module_(
     runtime.start()
     sharded.watch(model)
     watch_optimizers()
+    watch_wrappers()
+    leave_out_of_ddp(model)
     leave_out_of_graphs()
     return model
 
@@ -135,6 +138,7 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
         put(module, name, full[parameter.etp.number])
         module.__class__ = unsharded_class(type(module))
     sharded.unwatch()
+    put_back_into_ddp(model)
     sharded.close()
     sharded.core.close()
     return model
