@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
 from .._errors import InvalidArgumentError
+from ._optimizers import goes_with, numbered
 from ._parameter import ShardedParameter
 from ._state import LogicalTensor, rows_of
 
@@ -31,7 +31,7 @@ def optimizer_state_dict(optimizer: torch.optim.Optimizer, *, full: bool = False
         _make_state(optimizer)
     found: State = optimizer.state_dict()
     state = {}
-    for number, parameter in _numbered(optimizer):
+    for number, parameter in numbered(optimizer):
         if number in found["state"]:
             state[number] = {key: _logical(value, parameter, full) for key, value in found["state"][number].items()}
     return {**found, "state": state}
@@ -41,7 +41,7 @@ def load_optimizer_state_dict(optimizer: torch.optim.Optimizer, state: State) ->
     """Loads what optimizer_state_dict() gave, on any number of ranks, or the state_dict() of an optimiser of the
     unsharded model: its parameters have the same order. Collective.
     """
-    parameters = dict(_numbered(optimizer))
+    parameters = dict(numbered(optimizer))
     rows = {
         number: {key: _rows(value, parameters.get(number), f"state {number} {key!r}") for key, value in entries.items()}
         for number, entries in state["state"].items()
@@ -49,20 +49,11 @@ def load_optimizer_state_dict(optimizer: torch.optim.Optimizer, state: State) ->
     optimizer.load_state_dict({**state, "state": rows})
 
 
-def _numbered(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torch.Tensor]]:
-    """The parameters as state_dict() numbers them."""
-    return enumerate(parameter for group in optimizer.param_groups for parameter in group["params"])
-
-
 def _logical(value: Any, parameter: torch.Tensor, full: bool) -> Any:
-    if not isinstance(parameter, ShardedParameter) or not _goes_with(value, parameter.etp.local.shape):
+    if not isinstance(parameter, ShardedParameter) or not goes_with(value, parameter.etp.local.shape):
         return value
-    made = LogicalTensor(parameter.etp, value)
+    made = LogicalTensor(parameter.etp, value.as_subclass(torch.Tensor))
     return made.full() if full else made
-
-
-def _goes_with(value: Any, shape: torch.Size) -> bool:
-    return isinstance(value, torch.Tensor) and value.shape == shape
 
 
 def _rows(value: Any, parameter: torch.Tensor | None, what: str) -> Any:
@@ -71,7 +62,7 @@ def _rows(value: Any, parameter: torch.Tensor | None, what: str) -> Any:
     if not isinstance(parameter, ShardedParameter):
         return value.full() if type(value) is LogicalTensor else value
     weight = parameter.etp
-    if not _goes_with(value, weight.shape):
+    if not goes_with(value, weight.shape):
         raise InvalidArgumentError(
             f"{what} of {weight.name} is {tuple(value.shape)}, and the weight {tuple(weight.shape)}: "
             "load_optimizer_state_dict() takes what optimizer_state_dict() gave; optimizer.load_state_dict() what "
@@ -81,7 +72,7 @@ def _rows(value: Any, parameter: torch.Tensor | None, what: str) -> Any:
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
-    trained = [each for _, each in _numbered(optimizer) if each.requires_grad]
+    trained = [each for _, each in numbered(optimizer) if each.requires_grad]
     if all(parameter in optimizer.state for parameter in trained):
         return
     gradients = [parameter.grad for parameter in trained]

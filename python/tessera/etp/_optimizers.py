@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import torch
+from torch._C import _disabled_torch_function_impl
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .._errors import InvalidArgumentError
@@ -32,6 +33,49 @@ _ELEMENTWISE = {
     )
 }
 _allowed: set[type[torch.optim.Optimizer]] = set()
+
+
+class OwnRows(torch.Tensor):
+    """This rank's rows in an optimiser's state_dict(): a tensor as any other, also in a file, but no whole one."""
+
+    etp: Weight
+    __torch_function__ = _disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __create_write_items__(self, fqn: str, object: Any) -> NoReturn:
+        raise InvalidArgumentError(
+            f"{fqn} is this rank's rows of what goes with {self.etp.name}: give torch.distributed.checkpoint what "
+            "etp.optimizer_state_dict() returns"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
+
+
+def _mark_rows(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    state = dict(state_dict["state"])
+    for number, parameter in numbered(optimizer):
+        if isinstance(parameter, ShardedParameter) and number in state:
+            state[number] = {key: _marked(value, parameter.etp) for key, value in state[number].items()}
+    return {**state_dict, "state": state}
+
+
+def _marked(value: Any, weight: Weight) -> Any:
+    if not goes_with(value, weight.local.shape):
+        return value
+    rows: OwnRows = value.as_subclass(OwnRows)
+    rows.etp = weight
+    return rows
+
+
+def numbered(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torch.Tensor]]:
+    """The parameters as state_dict() numbers them."""
+    return enumerate(parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def goes_with(value: Any, shape: torch.Size) -> bool:
+    """Whether it has an element for each of a parameter, as all but counts do."""
+    return isinstance(value, torch.Tensor) and value.shape == shape
+
 
 Updates = list[tuple[Model, list[Weight]]]
 _under_way: dict[int, tuple[Updates, list[tuple[ShardedParameter, ShardedGradient]]]] = {}  # by optimiser
@@ -66,6 +110,7 @@ _looked_at: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 def _look_at(optimizer: torch.optim.Optimizer, models: list[Model]) -> None:
     """Before its first step: what else it holds has been averaged over the same ranks."""
     _looked_at.add(optimizer)
+    optimizer.register_state_dict_post_hook(_mark_rows)
     meshes = {
         tuple(parameter.device_mesh.mesh.flatten().tolist())
         for group in optimizer.param_groups

@@ -18,6 +18,7 @@ from etp_generic_scenarios import Experts
 from etp_models import WORDS, Run, Tied, adamw, as_bytes, built
 from tessera import etp
 from tessera.etp._chunks import boxes_of
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch_ranks import launch
 
 GLOBAL = 4  # micro-batches of a step, whatever number of ranks does them
@@ -114,7 +115,7 @@ def test_distributed_checkpoints_go_from_2_ranks_to_4_to_replicas_to_plain_torch
     assert _bytes_of(model, optimizer.state_dict()) == _bytes_of(expected, its_optimizer.state_dict())
 
 
-def _other_states(rank: int) -> dict[str, Any]:
+def _other_states(rank: int, folder: pathlib.Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with etp.init_group(timeout=30) as group:
         run = Run(2, rank, group)
@@ -124,7 +125,10 @@ def _other_states(rank: int) -> dict[str, Any]:
         run.train(model, optimizer)
         # torch's own, of this rank.
         own = torch.load(io.BytesIO(_pack(optimizer.state_dict())))
+        found["plain in a file"] = type(own["state"][0]["exp_avg"]) is torch.Tensor
         again = adamw(model.parameters())
+        again.load_state_dict(optimizer.state_dict())
+        run.train(model, again, steps=1)
         again.load_state_dict(own)
         logical = etp.optimizer_state_dict(optimizer)
         found["logical"] = repr(logical["state"][0]["exp_avg"])
@@ -135,6 +139,10 @@ def _other_states(rank: int) -> dict[str, Any]:
         with pytest.raises(tessera.InvalidArgumentError) as caught:
             _pack(logical)
         found["not pickled"] = str(caught.value)
+        helped = get_optimizer_state_dict(model, optimizer)
+        with pytest.raises(dcp.api.CheckpointException) as failed:
+            dcp.save({"optimizer": helped}, checkpoint_id=folder / "helped")
+        found["not saved"] = "".join(str(each[0]) for each in failed.value.failures.values())
         # A state of the same model loads as it is, and is a copy.
         etp.load_optimizer_state_dict(again, logical)
         for each in logical["state"].values():
@@ -153,11 +161,11 @@ def _other_states(rank: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def others() -> list[dict[str, Any]]:
-    return launch(_other_states, 2)
+def others(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return launch(functools.partial(_other_states, folder=tmp_path_factory.mktemp("states")), 2)
 
 
-@pytest.mark.parametrize("what", ["nothing yet", "whole", "same", "a copy", "unchanged"])
+@pytest.mark.parametrize("what", ["nothing yet", "plain in a file", "whole", "same", "a copy", "unchanged"])
 def test_optimizer_states(others: list[dict[str, Any]], what: str) -> None:
     assert all(each[what] for each in others)
 
@@ -167,6 +175,7 @@ def test_what_optimizer_states_say(others: list[dict[str, Any]]) -> None:
         assert "here rows" in each["logical"]
         assert "load_optimizer_state_dict() takes what optimizer_state_dict() gave" in each["refused"]
         assert "cannot be pickled" in each["not pickled"]
+        assert "give torch.distributed.checkpoint what etp.optimizer_state_dict() returns" in each["not saved"]
         assert each["made"] == (True, (WORDS, 32), 0.5)
 
 
