@@ -247,6 +247,16 @@ struct Added {
   bool operator==(const Added&) const = default;
 };
 
+// What of a weight is under way, as docs/design/etp.md calls it: "NONE", "ASYNC_WAIT", "DATA_READY", "DATA_READY_SYNC".
+struct WeightStatus {
+  std::string gather = {};
+  std::string reduction = {};
+  // Of its first forward use in a step: what is predicted to be used before and after it, from what the last one did.
+  std::optional<WeightId> prev = std::nullopt;
+  std::optional<WeightId> next = std::nullopt;
+  std::optional<uint32_t> expert = std::nullopt;  // its place in a list of experts
+};
+
 // What is held now, in bytes, to the byte, and what happened since the runtime was made.
 struct RuntimeReport {
   struct Weight {
@@ -335,6 +345,7 @@ class Runtime {
   RowRange rows(WeightId weight) const;
   int64_t shard_rows(WeightId weight) const;  // with padding, of every rank
   int64_t version(WeightId weight) const;     // published last; 0 before start()
+  WeightStatus status(WeightId weight) const;
   // This rank's rows, [rows(), K] of WeightSpec::dtype. Written only before start() and inside update(). Null where
   // this rank has none, and for native weights.
   std::byte* shard(WeightId weight) const;

@@ -184,6 +184,7 @@ void bind_weights(nb::class_<Runtime>& bound) {
           nb::arg("weight"))
       .def("shard_rows", &Runtime::shard_rows, nb::arg("weight"), "With padding, of every rank.")
       .def("version", &Runtime::version, nb::arg("weight"))
+      .def("status", &Runtime::status, nb::arg("weight"))
       .def("shard", shard, nb::arg("weight"), nb::sig("def shard(self, weight: int) -> typing.Any"),
            "A DLPack capsule over this rank's rows; None where it has none.")
       .def(
@@ -199,6 +200,13 @@ void bind_weights(nb::class_<Runtime>& bound) {
 }
 
 void bind_report(nb::module_& module) {
+  using Status = etp::WeightStatus;
+  nb::class_<Status>(module, "EtpStatus", "What of a weight is under way, and what is used around it.")
+      .def_ro("gather", &Status::gather)
+      .def_ro("reduction", &Status::reduction)
+      .def_ro("prev", &Status::prev)
+      .def_ro("next", &Status::next)
+      .def_ro("expert", &Status::expert);
   using Report = etp::RuntimeReport;
   nb::class_<Report::Weight>(module, "EtpWeightReport")
       .def_ro("name", &Report::Weight::name)

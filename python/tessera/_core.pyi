@@ -807,6 +807,24 @@ def etp_norms(group: ShardGroup, parts: Sequence[tuple[int, int, int, str, int, 
 class GradientBuffer:
     """Room for a gradient in shared memory."""
 
+class EtpStatus:
+    """What of a weight is under way, and what is used around it."""
+
+    @property
+    def gather(self) -> str: ...
+
+    @property
+    def reduction(self) -> str: ...
+
+    @property
+    def prev(self) -> int | None: ...
+
+    @property
+    def next(self) -> int | None: ...
+
+    @property
+    def expert(self) -> int | None: ...
+
 class EtpWeightReport:
     @property
     def name(self) -> str: ...
@@ -984,6 +1002,8 @@ class EtpRuntime:
         """With padding, of every rank."""
 
     def version(self, weight: int) -> int: ...
+
+    def status(self, weight: int) -> EtpStatus: ...
 
     def shard(self, weight: int) -> Any:
         """A DLPack capsule over this rank's rows; None where it has none."""

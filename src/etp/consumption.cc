@@ -348,6 +348,24 @@ bool Consumptions::planned(const Parameter& p) const {
   return units_[unit_of_weight_[p.weight.id]].used || (p.experts != 0 && units_[unit_of_experts_[p.experts - 1]].used);
 }
 
+Consumption Consumptions::first_use(const Parameter& p) const {
+  const uint32_t unit = p.experts != 0 && units_[unit_of_experts_[p.experts - 1]].used ? unit_of_experts_[p.experts - 1]
+                                                                                       : unit_of_weight_[p.weight.id];
+  return {.weight = unit, .plane = p.weight.format.gathered(Plane::kRow), .phase = Phase::kForward, .micro_batch = 0};
+}
+
+std::optional<WeightId> Consumptions::weight_of(const std::optional<Consumption>& use) const {
+  return use ? std::optional(units_[use->weight].weights.front()->weight.id) : std::nullopt;
+}
+
+std::optional<WeightId> Consumptions::before(const Parameter& p) const {
+  return weight_of(predictor_.prev(first_use(p)));
+}
+
+std::optional<WeightId> Consumptions::after(const Parameter& p) const {
+  return weight_of(predictor_.next(first_use(p)));
+}
+
 PrefetchPlan Consumptions::expected_plan() const {
   std::vector<Consumption> uses(predictor_.last_step().begin(), predictor_.last_step().end());
   const std::vector<GatherCost>& costs = predictor_.costs();

@@ -40,6 +40,9 @@ class Consumptions {
   PrefetchPlan expected_plan() const;
   // Whether a plan knows it: it has been used.
   bool planned(const Parameter& parameter) const;
+  // What is predicted around its first forward use in a step; of a list of experts, the first one.
+  std::optional<WeightId> before(const Parameter& parameter) const;
+  std::optional<WeightId> after(const Parameter& parameter) const;
   const PredictorCounters& counters() const { return predictor_.counters(); }
   const ExposureLog& exposures() const { return exposures_; }
   ExposureLog& exposures() { return exposures_; }
@@ -71,6 +74,8 @@ class Consumptions {
   };
 
   GatherCost cost_of(const Unit& unit);
+  Consumption first_use(const Parameter& parameter) const;
+  std::optional<WeightId> weight_of(const std::optional<Consumption>& use) const;
   uint32_t unit_of(std::span<Parameter* const> weights) const;
   Stamp stamp_of(const Parameter& p, Plane plane) const;
   void take_buffer(const Parameter& p, Plane plane, device::Stream& stream, StateStep step,

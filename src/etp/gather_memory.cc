@@ -133,6 +133,13 @@ void GatherMemory::arrive(uint32_t index) {
   slots_[index].state.apply(StateStep::kArrive, slots_[index].weight, "acquire");
 }
 
+WeightState GatherMemory::state_of(WeightId weight) const {
+  const MutexLock lock(mutex_);
+  for (const Slot& slot : slots_)
+    if (slot.stamp.weight == weight && slot.state.state() != WeightState::kNone) return slot.state.state();
+  return WeightState::kNone;
+}
+
 WeightState GatherMemory::state(uint32_t index) const {
   const MutexLock lock(mutex_);
   return slots_[index].state.state();

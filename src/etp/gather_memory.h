@@ -63,6 +63,8 @@ class GatherMemory {
   // Its gather in the background has been waited for.
   void arrive(uint32_t slot);
   WeightState state(uint32_t slot) const;
+  // Of a buffer that is taken for the weight; kNone: there is none.
+  WeightState state_of(WeightId weight) const;
   // Throws Error(kInternal), which names `weight`, unless the buffer holds what is wanted.
   void check_stamp(uint32_t slot, const Stamp& wanted, std::string_view weight) const;
   // For the recorder: what was acquired is read from now on, by the host if that computes inline.

@@ -74,6 +74,17 @@ bool Gradients::in_flight(WeightId weight) const {
   return false;
 }
 
+WeightState Gradients::state_of(WeightId weight) const {
+  for (size_t i = first_unreported_; i < rounds_.size(); ++i) {
+    const Round& round = rounds_[i];
+    if (round.parameter->weight.id != weight) continue;
+    return round.shown && round.folded.done() ? WeightState::kDataReady : WeightState::kAsyncWait;
+  }
+  for (auto use = uses_.lower_bound({weight, 0}); use != uses_.end() && use->first.first == weight; ++use)
+    if (use->second.come > 0) return WeightState::kAsyncWait;
+  return WeightState::kNone;
+}
+
 GradientBuffer Gradients::buffer(Parameter& p, int micro_batch) {
   if (!p.trained())
     fail(ErrorCode::kInvalidArgument, "{} is frozen, so it has no gradient: set_frozen() first"_message,

@@ -22,6 +22,7 @@
 #include "etp/context.h"
 #include "etp/gradient_pool.h"
 #include "etp/schedule/forecast.h"
+#include "etp/schedule/states.h"
 
 namespace tessera::etp {
 
@@ -59,6 +60,8 @@ class Gradients {
   void keep(std::vector<Added> added);
   // Whether a gradient of the weight is summed, shown or folded in this interval.
   bool in_flight(WeightId weight) const;
+  // Of its oldest round that added() has not told of: kAsyncWait until it is folded here.
+  WeightState state_of(WeightId weight) const;
 
   // The steps of a drain (drain.cc), in this order.
   void flush(bool keep_sums);  // sums become rounds, or are dropped; then all rounds are shown

@@ -10,6 +10,16 @@
 
 namespace tessera::etp {
 
+WeightStatus RuntimeImpl::status(WeightId weight) const {
+  const Parameter& p = context_.parameter(weight);
+  WeightStatus status{.gather = std::string(to_string(memory_->state_of(weight))),
+                      .reduction = std::string(to_string(gradients_.state_of(weight))),
+                      .prev = consumptions_.before(p),
+                      .next = consumptions_.after(p)};
+  if (p.experts != 0) status.expert = p.expert_index;
+  return status;
+}
+
 RuntimeReport RuntimeImpl::report() const {
   RuntimeReport report = context_.counters;
   report.rank = context_.rank();

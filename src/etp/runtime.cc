@@ -111,6 +111,11 @@ int64_t Runtime::version(WeightId weight) const {
   return static_cast<int64_t>(impl_->context_.parameter(weight).publication.version);
 }
 
+WeightStatus Runtime::status(WeightId weight) const {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->status(weight);
+}
+
 std::byte* Runtime::shard(WeightId weight) const {
   const RuntimeImpl::Call call(*impl_);
   return impl_->context_.parameter(weight).shard->data();

@@ -62,6 +62,7 @@ class RuntimeImpl {
   void publish(std::span<const WeightId> weights, const float* noop) REQUIRES(mutex_);
 
   // report.cc
+  WeightStatus status(WeightId weight) const REQUIRES(mutex_);
   RuntimeReport report() const REQUIRES(mutex_);
   RuntimeForecast forecast() const REQUIRES(mutex_);
   std::string explain(int64_t step) const REQUIRES(mutex_);

@@ -429,6 +429,35 @@ TEST(StepTest, ACapCountsWhatItsUserKeeps) {
   });
 }
 
+TEST(StepTest, AStatusTellsWhatIsUnderWayAndUsedAround) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId a = runtime.add({.name = "a", .rows = 32, .columns = 4});
+    const WeightId b = runtime.add({.name = "b", .rows = 32, .columns = 4});
+    const WeightId e = runtime.add({.name = "e", .rows = 32, .columns = 4});
+    runtime.add_experts({{b, e}});
+    runtime.start();
+    EXPECT_EQ(runtime.status(a).gather, "NONE");
+    EXPECT_EQ(runtime.status(a).next, std::nullopt);
+    EXPECT_EQ(runtime.status(a).expert, std::nullopt);
+    EXPECT_EQ(runtime.status(e).expert, 1U);
+    {
+      const FullWeight full = runtime.acquire(a, Phase::kForward);
+      EXPECT_EQ(runtime.status(a).gather, "DATA_READY_SYNC");
+      runtime.acquire(b, Phase::kForward);
+    }
+    EXPECT_EQ(runtime.status(a).gather, "NONE");
+    EXPECT_EQ(runtime.status(a).reduction, "NONE");
+    produce_ones(runtime, a);
+    EXPECT_NE(runtime.status(a).reduction, "NONE");
+    runtime.drain();
+    EXPECT_EQ(runtime.status(a).reduction, "NONE");
+    runtime.update({{a, b, e}}, [] {});
+    EXPECT_EQ(runtime.status(a).next, b);
+    EXPECT_EQ(runtime.status(b).prev, a);
+  });
+}
+
 TEST(StepTest, AFrozenWeightHasNoGradientUntilItThaws) {
   run_ranks(2, [](ShardGroup group) {
     Runtime runtime(group, prefetching());

@@ -12,6 +12,7 @@ from torch._C import _from_dlpack as from_dlpack  # of a capsule
 from torch.utils.hooks import RemovableHandle
 
 from .. import _core
+from .._core import Layout
 from .._errors import InternalError, InvalidArgumentError
 from ._generic import Call
 from ._generic import expects_backward as will_return
@@ -45,6 +46,7 @@ class Model(Protocol):
     number: int
     micro_batch: int
     updating: bool
+    weights: list[Weight]
     inline: bool
     scale: float  # of gradients: 1 / N, or 1
     core: _core.ShardGroup  # the ranks of all replicas
@@ -81,6 +83,13 @@ class ShardedParameter(torch.nn.Parameter):
             with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return _routed(route, func, args, kwargs or {})
+
+    def get_padded_shard(self) -> torch.Tensor:
+        """This rank's rows and zeros, as many as every rank has: itself where nothing is padded."""
+        rows, wanted = self.etp.local, self.etp.shard_rows
+        if rows.shape[0] == wanted:
+            return self
+        return torch.cat([rows, rows.new_zeros(wanted - rows.shape[0], rows.shape[1])])
 
     def register_post_accumulate_grad_hook(self, hook: PostHook) -> RemovableHandle:
         if self.etp.model.inline:
@@ -255,7 +264,41 @@ class Weight:
     @property
     def chain(self) -> str:
         """The order of uses that it is prefetched in."""
-        return next(each.chain for each in self.model.runtime.report().weights if each.name == self.name)
+        return self.model.runtime.report().weights[self.number].chain
+
+    @property
+    def state(self) -> str:
+        """Of its gather: NONE, ASYNC_WAIT, DATA_READY or DATA_READY_SYNC."""
+        return self.model.runtime.status(self.number).gather
+
+    @property
+    def rs_state(self) -> str:
+        """Of the reduction of its gradient, likewise."""
+        return self.model.runtime.status(self.number).reduction
+
+    @property
+    def next(self) -> Weight | None:
+        """What is expected to be used after its first use in a step; None before that is known."""
+        return self._numbered(self.model.runtime.status(self.number).next)
+
+    @property
+    def prev(self) -> Weight | None:
+        """And before it."""
+        return self._numbered(self.model.runtime.status(self.number).prev)
+
+    def _numbered(self, number: int | None) -> Weight | None:
+        return None if number is None else self.model.weights[number]
+
+    @property
+    def expert_idx(self) -> int | None:
+        """Its place among experts that are gathered together; None if it is not one of them."""
+        return self.model.runtime.status(self.number).expert
+
+    @property
+    def layout(self) -> Layout:
+        """Of [F, K] over the ranks of all replicas, rank d * N + r being rank r of replica d."""
+        bounds = ";".join(str(min(r * self.shard_rows, self.matrix[0])) for r in range(self.group.size + 1))
+        return Layout(f"dp={self.model.replicas},etp={self.group.size}:R,G0[{bounds}]")
 
     def __repr__(self) -> str:
         return f"Weight({self.name!r}, rows={self.rows}, shape={tuple(self.shape)}, format={self.format!r})"

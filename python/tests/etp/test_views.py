@@ -14,6 +14,11 @@ from tessera import etp
 from torch_ranks import launch
 
 
+def _is_padded(weight: etp.ShardedParameter) -> bool:
+    padded, own = etp.local(weight.get_padded_shard()), etp.local(weight)
+    return padded.shape == (112, 32) and torch.equal(padded[: len(own)], own) and not padded[len(own) :].any()
+
+
 def _views(rank: int, size: int) -> dict[str, Any]:
     with etp.init_group() as group:
         plain, model = built(), built()
@@ -25,6 +30,9 @@ def _views(rank: int, size: int) -> dict[str, Any]:
             "tied": model.head.weight is weight and isinstance(model.head, torch.nn.Linear),
             "info": (info.name, tuple(info.shape), info.rows, info.pad_length, info.is_padded_last_rank, info.version),
             "chain": info.chain,
+            "layout": str(info.layout),
+            "unknown yet": (info.next, info.prev, info.expert_idx, info.state, info.rs_state),
+            "padded": _is_padded(weight) and model.down.weight.get_padded_shard() is model.down.weight,
             "shape": tuple(weight.shape),
             "rows": torch.equal(etp.local(weight), plain.emb.weight[info.rows[0] : info.rows[1]]),
             "optimizer takes it": isinstance(weight, torch.nn.Parameter),
@@ -32,6 +40,7 @@ def _views(rank: int, size: int) -> dict[str, Any]:
         forecast = etp.forecast(model)
         run.train(model, adamw(model.parameters()))
         report = etp.report(model)
+        found["links"] = (info.next.name, model.up.weight.etp.prev.name, model.up.weight.etp.next.name)
         found["version"] = info.version
         found["report"] = (report.size, report.updates, len(report.weights), report.shard_bytes == forecast.parameters)
         found["explained"] = isinstance(etp.explain(model), str)
@@ -69,11 +78,15 @@ def test_a_parameter_tells_what_it_is_a_part_of(ranks: list[dict[str, Any]]) -> 
     # 203 rows over 2 ranks in multiples of 16: 112 each, 21 of padding.
     assert ranks[0]["info"] == ("emb.weight", (WORDS, 32), (0, 112), 21, False, 1)
     assert ranks[1]["info"] == ("emb.weight", (WORDS, 32), (112, 203), 21, True, 1)
+    assert all(each["layout"] == "dp=1,etp=2:R,G0[0;112;203]" for each in ranks)
+    assert all(each["unknown yet"] == (None, None, None, "NONE", "NONE") for each in ranks)
+    assert all(each["links"] == ("up.weight", "emb.weight", "down.weight") for each in ranks)
     assert [each["shape"] for each in ranks] == [(112, 32), (91, 32)]
 
 
 @pytest.mark.parametrize(
-    "what", ["tied", "rows", "optimizer takes it", "explained", "saved", "copied", "sharded again", "ties kept"]
+    "what",
+    ["tied", "rows", "optimizer takes it", "explained", "saved", "copied", "sharded again", "ties kept", "padded"],
 )
 def test_views(ranks: list[dict[str, Any]], what: str) -> None:
     assert all(each[what] for each in ranks)
