@@ -48,7 +48,7 @@ class OwnRows(torch.Tensor):
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
+        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 def _mark_rows(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
