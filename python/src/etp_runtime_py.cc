@@ -199,7 +199,7 @@ void bind_weights(nb::class_<Runtime>& bound) {
       .def("classify", &Runtime::classify, nb::arg("graph_scope"), nb::arg("moe_shared_expert_overlap") = false);
 }
 
-void bind_report(nb::module_& module) {
+void bind_status(nb::module_& module) {
   using Status = etp::WeightStatus;
   nb::class_<Status>(module, "EtpStatus", "What of a weight is under way, and what is used around it.")
       .def_ro("gather", &Status::gather)
@@ -207,6 +207,9 @@ void bind_report(nb::module_& module) {
       .def_ro("prev", &Status::prev)
       .def_ro("next", &Status::next)
       .def_ro("expert", &Status::expert);
+}
+
+void bind_report(nb::module_& module) {
   using Report = etp::RuntimeReport;
   nb::class_<Report::Weight>(module, "EtpWeightReport")
       .def_ro("name", &Report::Weight::name)
@@ -270,6 +273,7 @@ void bind_report(nb::module_& module) {
 
 void bind_etp_runtime(nb::module_& module) {
   const nb::class_<GradientBuffer> buffer(module, "GradientBuffer", "Room for a gradient in shared memory.");
+  bind_status(module);
   bind_report(module);
   nb::class_<Runtime> bound(module, "EtpRuntime", "The weights of one model; tessera.etp is built on it.");
   bound.def(nb::new_(&make_runtime), nb::arg("group"), nb::arg("reduction") = "mean", nb::arg("prefetch") = "auto",

@@ -26,6 +26,7 @@ from ._parameter import ShardedParameter, Weight
 from ._report import explain, forecast, report
 from ._shard import shard_module_, unshard_
 from ._state import LogicalTensor
+from ._surface import classify_etp_chains, tag_etp_params_with_names, wrap_module_params_etp
 from ._views import local, logical, summon, update, wait_async_comms
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "ShardedParameter",
     "Weight",
     "allow_optimizer",
+    "classify_etp_chains",
     "clip_grad_norm_",
     "explain",
     "forecast",
@@ -45,8 +47,10 @@ __all__ = [
     "report",
     "shard_module_",
     "summon",
+    "tag_etp_params_with_names",
     "unshard_",
     "update",
     "update_config",
     "wait_async_comms",
+    "wrap_module_params_etp",
 ]
