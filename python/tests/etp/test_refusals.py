@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a group of another kind": (lambda: etp.shard_module_(built(), None), "give what etp.init_group"),  # type: ignore[arg-type]
     "a mode": (lambda: etp.shard_module_(built(), etp.init_group(), mode="x"), "'deferred' and 'inline'"),
-    "dp": (lambda: etp.shard_module_(built(), etp.init_group(), dp=1), "dp= is not in this version"),
+    "dp": (lambda: etp.shard_module_(built(), etp.init_group(), dp=1), "dp 1: give what etp.init_group"),
     "a sharded model": (lambda: etp.shard_module_(sharded(), etp.init_group()), "sharded already"),
     "a lazy module": (lambda: sharded(torch.nn.LazyLinear(3)), "weight is not initialised yet"),
     "a model without values": (lambda: sharded(torch.nn.Linear(64, 64, device="meta")), "meta device"),

@@ -26,10 +26,10 @@ class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.emb = torch.nn.Embedding(203, 32)
-        self.self_attention = Attention()
+        self.layer = torch.nn.ModuleDict({"self_attention": Attention()})
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.self_attention(self.emb(ids))
+        return self.layer["self_attention"](self.emb(ids))
 
 
 def _by_names(rank: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def _by_names(rank: int) -> dict[str, Any]:
     with etp.init_group(timeout=30) as group:
         torch.manual_seed(1)
         model = Model()
-        attention = model.self_attention
+        attention = model.layer["self_attention"]
         with pytest.raises(tessera.InvalidArgumentError) as caught:
             etp.wrap_module_params_etp(attention, ["q.weight", "v.weight"], group)
         found["unknown"] = str(caught.value)
@@ -47,8 +47,8 @@ def _by_names(rank: int) -> dict[str, Any]:
         etp.tag_etp_params_with_names(model)
         found["named"] = attention.q.weight.etp.name
         torch.manual_seed(1)
-        model = etp.shard_module_(Model(), group)
-        weights = [model.emb.weight.etp, model.self_attention.q.weight.etp]
+        model = etp.shard_module_(Model(), group, min_elements=256)
+        weights = [model.emb.weight.etp, model.layer["self_attention"].q.weight.etp]
         etp.classify_etp_chains(model, {"attn"})
         found["chains"] = [each.chain for each in weights]
         model(batch(rank)[0]).sum().backward()
@@ -61,7 +61,7 @@ def _by_names(rank: int) -> dict[str, Any]:
 def test_names_and_chains() -> None:
     for found in launch(_by_names, 2):
         assert found["unknown"] == "wrap_module_params_etp: Attention has no parameter v.weight"
-        assert found["sharded"] == (["self_attention.q.weight"], "q.weight")
-        assert found["named"] == "self_attention.q.weight"
+        assert found["sharded"] == (["layer.self_attention.q.weight"], "q.weight")
+        assert found["named"] == "layer.self_attention.q.weight"
         assert found["chains"] == ["UNGRAPHED", "GRAPHED"]
-        assert "self_attention.q.weight" in found["planned"]
+        assert "layer.self_attention.q.weight" in found["planned"]
