@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -98,10 +99,19 @@ void take_gradient(Runtime& runtime, WeightId weight, uintptr_t to) {
   std::memset(rows, 0, bytes);
 }
 
+Phase phase_named(const std::string& name) {
+  return name == "fwd" ? Phase::kForward : name == "bwd" ? Phase::kBackward : Phase::kRecompute;
+}
+
+nb::object capsule_of(const std::shared_ptr<FullWeight>& full) {
+  const FullWeight& found = *full;
+  return dlpack_capsule(found.data(), found.rows(), found.columns(), found.dtype(), full);
+}
+
 // (capsule over [F, K], version). The buffer goes back when the tensor's storage goes.
 std::pair<nb::object, int64_t> acquire(Runtime& runtime, WeightId weight, const std::string& phase, int micro_batch,
                                        bool expects_backward, bool first_micro_batch, std::optional<int64_t> version) {
-  const Phase chosen_phase = phase == "fwd" ? Phase::kForward : phase == "bwd" ? Phase::kBackward : Phase::kRecompute;
+  const Phase chosen_phase = phase_named(phase);
   std::shared_ptr<FullWeight> full;
   {
     const nb::gil_scoped_release released;
@@ -111,8 +121,42 @@ std::pair<nb::object, int64_t> acquire(Runtime& runtime, WeightId weight, const 
                                                          .first_micro_batch = first_micro_batch,
                                                          .version = version}));
   }
-  const FullWeight& found = *full;
-  return {dlpack_capsule(found.data(), found.rows(), found.columns(), found.dtype(), full), found.version()};
+  return {capsule_of(full), full->version()};
+}
+
+using Versions = std::vector<int64_t>;
+
+// The same for a list of experts. `versions`: those that its forward used.
+std::pair<std::vector<nb::object>, Versions> acquire_experts(Runtime& runtime, const std::vector<WeightId>& experts,
+                                                             const std::string& phase, int micro_batch,
+                                                             bool expects_backward, bool first_micro_batch,
+                                                             const std::optional<Versions>& versions) {
+  const Phase chosen_phase = phase_named(phase);
+  std::vector<std::shared_ptr<FullWeight>> gathered;
+  Versions found;
+  {
+    const nb::gil_scoped_release released;
+    for (size_t i = 0; versions && i < std::min(versions->size(), experts.size()); ++i)
+      if (runtime.version(experts[i]) != (*versions)[i])  // which is an error that names the expert
+        std::ignore = runtime.acquire(experts[i], chosen_phase, {.version = (*versions)[i]});
+    for (FullWeight& full : runtime.acquire(experts, chosen_phase,
+                                            {.micro_batch = micro_batch,
+                                             .expects_backward = expects_backward,
+                                             .first_micro_batch = first_micro_batch})) {
+      found.push_back(full.version());
+      gathered.push_back(std::make_shared<FullWeight>(std::move(full)));
+    }
+  }
+  std::vector<nb::object> capsules;
+  for (const auto& full : gathered) capsules.push_back(capsule_of(full));
+  return {std::move(capsules), std::move(found)};
+}
+
+void produce_experts(Runtime& runtime, const std::vector<GradientBuffer*>& gradients) {
+  const nb::gil_scoped_release released;
+  std::vector<GradientBuffer> given;
+  for (GradientBuffer* gradient : gradients) given.push_back(std::move(*gradient));
+  runtime.produce(given);
 }
 
 // Room for a gradient: its owner, and a capsule of a tensor that must not be used once it has been produced.
@@ -134,12 +178,19 @@ void bind_steps(nb::class_<Runtime>& bound) {
            nb::sig("def acquire(self, weight: int, phase: str, micro_batch: int = 0, expects_backward: bool = False, "
                    "first_micro_batch: bool = False, version: int | None = None) -> tuple[typing.Any, int]"),
            "Gathers a weight: a DLPack capsule over [F, K], and the version.")
+      .def("acquire_experts", acquire_experts, nb::arg("experts"), nb::arg("phase"), nb::arg("micro_batch") = 0,
+           nb::arg("expects_backward") = false, nb::arg("first_micro_batch") = false, nb::arg("versions") = nb::none(),
+           nb::sig("def acquire_experts(self, experts: collections.abc.Sequence[int], phase: str, micro_batch: int = "
+                   "0, expects_backward: bool = False, first_micro_batch: bool = False, versions: "
+                   "collections.abc.Sequence[int] | None = None) -> tuple[list[typing.Any], list[int]]"),
+           "Gathers a list of experts: DLPack capsules over [F, K], and the versions.")
       .def("gradient_buffer", gradient_buffer, nb::arg("weight"), nb::arg("micro_batch") = 0,
            nb::sig("def gradient_buffer(self, weight: int, micro_batch: int = 0) -> tuple[GradientBuffer, typing.Any]"),
            "Room for a gradient, and a DLPack capsule over it.")
       .def(
           "produce", [](Runtime& runtime, GradientBuffer& buffer) { runtime.produce(std::move(buffer)); },
           nb::arg("gradient"), released)
+      .def("produce_experts", produce_experts, nb::arg("gradients"))
       .def(
           "give_replicated",
           [](Runtime& runtime, uint32_t replicated, uintptr_t gradient, uintptr_t accumulated,
@@ -168,6 +219,9 @@ void bind_weights(nb::class_<Runtime>& bound) {
       .def("add", add, nb::arg("name"), nb::arg("rows"), nb::arg("columns"), nb::arg("dtype"), nb::arg("format") = "",
            nb::arg("compute") = nb::none(), nb::arg("accumulated") = nb::none(), nb::arg("pad_for_alignment") = 16,
            nb::arg("frozen") = false)
+      .def(
+          "add_experts", [](Runtime& runtime, const std::vector<WeightId>& experts) { runtime.add_experts(experts); },
+          nb::arg("experts"))
       .def(
           "add_replicated",
           [](Runtime& runtime, const std::string& name, int64_t elements, const std::string& dtype) {

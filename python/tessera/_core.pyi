@@ -992,6 +992,8 @@ class EtpRuntime:
 
     def add(self, name: str, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False) -> int: ...
 
+    def add_experts(self, experts: Sequence[int]) -> None: ...
+
     def add_replicated(self, name: str, elements: int, dtype: str) -> int: ...
 
     def start(self) -> None: ...
@@ -1023,10 +1025,17 @@ class EtpRuntime:
     def acquire(self, weight: int, phase: str, micro_batch: int = 0, expects_backward: bool = False, first_micro_batch: bool = False, version: int | None = None) -> tuple[Any, int]:
         """Gathers a weight: a DLPack capsule over [F, K], and the version."""
 
+    def acquire_experts(self, experts: Sequence[int], phase: str, micro_batch: int = 0, expects_backward: bool = False, first_micro_batch: bool = False, versions: Sequence[int] | None = None) -> tuple[list[Any], list[int]]:
+        """
+        Gathers a list of experts: DLPack capsules over [F, K], and the versions.
+        """
+
     def gradient_buffer(self, weight: int, micro_batch: int = 0) -> tuple[GradientBuffer, Any]:
         """Room for a gradient, and a DLPack capsule over it."""
 
     def produce(self, gradient: GradientBuffer) -> None: ...
+
+    def produce_experts(self, gradients: Sequence[GradientBuffer]) -> None: ...
 
     def give_replicated(self, replicated: int, gradient: int, accumulated: int, accumulated_dtype: str) -> None:
         """

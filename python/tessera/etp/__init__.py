@@ -28,9 +28,15 @@ from ._shard import shard_module_, unshard_
 from ._state import LogicalTensor
 from ._surface import classify_etp_chains, tag_etp_params_with_names, wrap_module_params_etp
 from ._views import local, logical, summon, update, wait_async_comms
+from .layers import Embedding, GroupedLinear, LayerNormLinear, LayerNormMLP, Linear
 
 __all__ = [
+    "Embedding",
     "Group",
+    "GroupedLinear",
+    "LayerNormLinear",
+    "LayerNormMLP",
+    "Linear",
     "LogicalTensor",
     "ShardedParameter",
     "Weight",

@@ -37,6 +37,8 @@ class Group(Closing):
         self.core = core
         self.rank = core.rank
         self.size = core.size
+        self.layers: dict[Any, Any] = {}  # runtimes that take further constructed layers
+        self.layers_made = 0
         self._models = 0
         self._closed = False
         close_at_exit(self)
@@ -68,7 +70,11 @@ class Group(Closing):
         """Leaves it: call it on every rank. Models that are sharded over it keep groups of their own. Idempotent."""
         if not self._closed:
             self._closed = True
+            self.layers.clear()
             self.core.close()
+
+    def __deepcopy__(self, memo: Any) -> Group:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -108,7 +108,10 @@ class ShardedModel(Closing):
             module.register_load_state_dict_post_hook(loaded),  # type: ignore[no-untyped-call]
         ]
         for each in module.modules():
-            owns = any(isinstance(parameter, ShardedParameter) for parameter in each._parameters.values())
+            owns = any(
+                isinstance(parameter, ShardedParameter) and parameter.etp.model is self
+                for parameter in each._parameters.values()
+            )
             if owns:
                 self._handles += watch_states(each, self)
             if each is module or (owns and not isinstance(each, Sharded)):
@@ -244,7 +247,7 @@ class ShardedModel(Closing):
     def _discard(self) -> None:
         """Gradients without those of a rank that has abandoned its backward are worth nothing."""
         for weight in self.weights:
-            weight.parameter.grad = None
+            weight.discard()
         for replicated in self.replicated:
             replicated.discard()
 
@@ -287,9 +290,6 @@ class ShardedModel(Closing):
         """Parameters may be frozen, and released, at any time between backwards."""
         with DisableTorchFunctionSubclass():
             for weight in self.weights:
-                frozen = not weight.parameter.requires_grad
-                if frozen != weight.frozen:
-                    self.runtime.set_frozen(weight.number, frozen)
-                    weight.frozen = frozen
+                weight.follow_frozen()
         for replicated in self.replicated:
             replicated.follow()

@@ -13,6 +13,14 @@ class Sharded(torch.nn.Module):
     """What they have in common. Their `weight` is a ShardedParameter."""
 
 
+class Constructed(Sharded):
+    """A layer that was made sharded, over a group of its own choice. shard_module_() leaves it as it is."""
+
+    def reset_parameters(self) -> None:
+        """Initialises all of them, on the same rows as an unsharded layer's. Collective."""
+        raise NotImplementedError
+
+
 class ShardedLinear(Sharded, torch.nn.Linear):
     """nn.Linear of a sharded weight."""
 
@@ -74,12 +82,7 @@ def apply_linear(
 ) -> torch.Tensor:
     """x @ W.T + bias, or x @ W + bias if `as_stored`; differentiable."""
     weight = parameter.etp
-    kind = x.device.type
-    given = x.dtype
-    if torch.is_autocast_enabled(kind) and given != torch.float64:
-        dtype = given = torch.get_autocast_dtype(kind)
-    else:
-        dtype = weight.compute if weight.compute != weight.dtype else given
+    given, dtype = dtypes_of(x, weight)
     if x.dtype != dtype:
         x = x.to(dtype)
     if bias is not None and bias.dtype != dtype:
@@ -93,6 +96,16 @@ def apply_linear(
         full, _ = weight.gather(weight.model.phase())
         out = multiply(x, full if full.dtype is dtype else full.to(dtype), bias, as_stored)
     return out if out.dtype == given else out.to(given)  # type: ignore[no-any-return]
+
+
+def dtypes_of(x: torch.Tensor, weight: Weight) -> tuple[torch.dtype, torch.dtype]:
+    """Of a product's result, and of its computation."""
+    kind = x.device.type
+    given = x.dtype
+    if torch.is_autocast_enabled(kind) and given != torch.float64:
+        given = torch.get_autocast_dtype(kind)
+        return given, given
+    return given, weight.compute if weight.compute != weight.dtype else given
 
 
 def apply_embedding(

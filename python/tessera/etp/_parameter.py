@@ -96,6 +96,22 @@ class ShardedParameter(torch.nn.Parameter):
             return super().register_post_accumulate_grad_hook(hook)  # type: ignore[no-any-return, no-untyped-call]
         return self.etp.hooks.register(hook)
 
+    def register_grad_accum_hook(self, node: Any, hook: Callable[..., None]) -> RemovableHandle:
+        """`hook(*unused)` is called once a backward, after the reduced gradient has been added to .grad or main_grad: in
+        place of a hook of the autograd node that accumulates, which a sharded parameter's gradient does not pass. The
+        node is kept alive."""
+        return self.etp.hooks.register(lambda _: hook(node, None))
+
+    def get_wgrad_tensor(self) -> torch.Tensor:
+        """Room for this rank's gradient of the whole weight, [F, K], not initialised, for a hand-written autograd
+        function. It is written once, and given to reduce_wgrad() in the same backward."""
+        return self.etp.lend_room()
+
+    def reduce_wgrad(self, gradient: torch.Tensor) -> None:
+        """Sends what get_wgrad_tensor() gave to the ranks that own its rows; it must not be used afterwards. Within a
+        backward."""
+        self.etp.take_room(gradient)
+
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise InvalidArgumentError(
             f"{self.etp.name} is sharded and cannot be copied: copy the model within etp.summon(model)"
@@ -166,6 +182,23 @@ def _first(values: Iterable[Any]) -> ShardedParameter | None:
     return None
 
 
+def main_grad_of(parameter: torch.Tensor, name: str, shape: torch.Size) -> torch.Tensor:
+    """Where gradients of a weight with fuse_wgrad_accumulation=True are added."""
+    found = getattr(parameter, "main_grad", None)
+    if not isinstance(found, torch.Tensor):
+        raise InvalidArgumentError(
+            f"{name} has fuse_wgrad_accumulation=True and no main_grad: set it to zeros of {tuple(shape)} in float32 "
+            "or bfloat16"
+        )
+    possible = found.dtype in (torch.float32, torch.bfloat16) and found.device.type == "cpu" and found.is_contiguous()
+    if found.shape != shape or not possible:
+        raise InvalidArgumentError(
+            f"{name}: main_grad is {tuple(found.shape)} of {found.dtype} on {found.device}: it has to be contiguous "
+            f"{tuple(shape)} of float32 or bfloat16 in host memory"
+        )
+    return found
+
+
 class PostHooks:
     """What is called once a gradient has been added."""
 
@@ -226,6 +259,7 @@ class Weight:
         self.rows = runtime.rows(number)
         self.shard_rows = runtime.shard_rows(number)
         self.hooks = PostHooks(full._post_accumulate_grad_hooks)
+        self.fuses = False  # gradients are added to p.main_grad, and .grad stays as it is
         self.frozen = not full.requires_grad
         capsule = runtime.shard(number)
         count = self.rows[1] - self.rows[0]
@@ -244,6 +278,7 @@ class Weight:
         self._memory: torch.Tensor | None = None
         self._direct = True
         self._registered = 0
+        self._lent: dict[int, _core.GradientBuffer] = {}  # by address
         self._stand: torch.Tensor | None = None
 
     @property
@@ -331,6 +366,21 @@ class Weight:
     def produce(self, buffer: _core.GradientBuffer) -> None:
         self.model.runtime.produce(buffer)
 
+    def lend_room(self) -> torch.Tensor:
+        buffer, into = self.room()
+        self._lent[into.data_ptr()] = buffer
+        return into
+
+    def take_room(self, into: torch.Tensor) -> None:
+        buffer = self._lent.pop(into.data_ptr(), None)
+        if buffer is None:
+            raise InvalidArgumentError(
+                f"{self.name}: reduce_wgrad() got a tensor that get_wgrad_tensor() has not given, or gave before: write "
+                "into what it gives"
+            )
+        self.model.enter_backward()
+        self.produce(buffer)
+
     # --- inline
 
     def _follow_autograd(self) -> None:
@@ -385,6 +435,10 @@ class Weight:
         """Says where the next folds add: into .grad where that can be, for rounding and the order of additions are then
         those of one process."""
         parameter = self.parameter
+        if self.fuses:
+            self._memory = main_grad_of(parameter, self.name, self.local.shape)
+            self._point_at(self._memory)
+            return
         with DisableTorchFunctionSubclass():
             grad = parameter.grad
             self._direct = not parameter._backward_hooks and self.dtype != torch.float16
@@ -400,7 +454,7 @@ class Weight:
         """Other ranks may have gradients for these rows where this one had none."""
         if self._memory is not None or self.frozen or self.model.inline:
             return
-        if self.parameter.grad is not None:
+        if self.fuses or self.parameter.grad is not None:
             self.register()
         else:
             self._point_at(None)
@@ -416,9 +470,13 @@ class Weight:
         """Makes .grad of what has been added."""
         memory, self._memory = self._memory, None
         self._stand = None
+        self._lent.clear()
         if not added:
             return
         parameter = self.parameter
+        if self.fuses:
+            parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+            return
         if memory is None:  # only other ranks had a gradient
             memory = self._from_runtime()
             self._direct = parameter.grad is None and not parameter._backward_hooks
@@ -435,6 +493,12 @@ class Weight:
         else:
             parameter.grad.add_(gradient)
 
+    def discard(self) -> None:
+        """What is accumulated is worth nothing."""
+        self.parameter.grad = None
+        if self.fuses:
+            main_grad_of(self.parameter, self.name, self.local.shape).zero_()
+
     def _from_runtime(self) -> torch.Tensor:
         shape = self.local.shape
         if shape[0] == 0:
@@ -444,6 +508,13 @@ class Weight:
         return own
 
     # --- updates
+
+    def follow_frozen(self) -> None:
+        """Called with torch functions of subclasses disabled."""
+        frozen = not self.parameter.requires_grad
+        if frozen != self.frozen:
+            self.model.runtime.set_frozen(self.number, frozen)
+            self.frozen = frozen
 
     def show_rows(self, updating: bool) -> None:
         """Within an update the parameter is its rows."""

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from .. import _core
 from .._arguments import choice, pattern, whole
-from .._errors import AlreadyExistsError, InvalidArgumentError, MismatchError
+from .._errors import AlreadyExistsError, InvalidArgumentError
 from ._compile import leave_out_of_graphs
-from ._config import config
 from ._group import Group
+from ._making import add_weight, make_runtime, require_same
 from ._model import ShardedModel
 from ._modules import put, sharded_class, unsharded_class
 from ._norms import typed
 from ._optimizers import watch_optimizers
-from ._parameter import Weight, can_shard, dtype_name
+from ._parameter import can_shard, dtype_name
 from ._refusals import require_shardable
 from ._replicated import Replicated
 from ._views import logical, model_of, places_of
 from ._wrappers import leave_out_of_ddp, put_back_into_ddp, watch_wrappers
 
 Filter = Callable[[str, torch.nn.Parameter], bool]
-
-_PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def shard_module_(
@@ -93,18 +89,7 @@ def shard_module_(
     if dp is not None:
         require_same(dp, model.named_parameters())
     core = group.of_model() if dp is None or dp.size == 1 else group.with_replicas(dp)
-    prefetch = config.prefetch if config.weight_prefetch else "off"
-    runtime = _core.EtpRuntime(
-        core,
-        reduction=reduction,
-        prefetch=prefetch,
-        distance=config.distance,
-        expert_distance=config.expert_distance,
-        cap_bytes=config.cap_bytes,
-        publish=publish,
-        nonfinite=nonfinite,
-        replicas=replicas,
-    )
+    runtime = make_runtime(core, reduction, publish, nonfinite, replicas)
     sharded = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / ranks)
     places = _places(model)
     for name, parameter in list(model.named_parameters()):
@@ -210,22 +195,9 @@ def _cut(
     compute_dtype: torch.dtype | None,
     places: list[Place],
 ) -> None:
-    computed = (compute_dtype if format else None) or _PLAIN.get(format, full.dtype)
     matrix = _matrix(full.shape, places)
-    number = sharded.runtime.add(
-        name,
-        matrix[0],
-        matrix[1],
-        dtype_name(full.dtype),
-        format,
-        dtype_name(computed),
-        "bf16" if full.dtype == torch.bfloat16 else "f32",
-        config.pad_for_alignment,
-        not full.requires_grad,
-    )
-    weight = Weight(sharded, number, name, full, matrix, format, computed)
+    weight = add_weight(sharded, name, full, matrix, format, compute_dtype)
     parameter = weight.parameter
-    sharded.weights.append(weight)
     if full.grad is not None:
         parameter.grad = typed(full.grad.reshape(matrix)[weight.rows[0] : weight.rows[1]].clone(), weight)
     for module, place in places:
@@ -233,28 +205,3 @@ def _cut(
         kind = sharded_class(module) if place == "weight" and not sharded.inline else None
         if kind is not None:
             module.__class__ = kind
-
-
-def require_same(group: Group, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-    """Throws if ranks have different parameters: each keeps rows of its own copy."""
-    named = list(parameters)
-    digests = b"".join(_digest(name, parameter) for name, parameter in named)
-    for rank, other in enumerate(group.core.exchange("the model's digests", digests)):
-        if len(other) != len(digests):
-            raise MismatchError(f"shard_module_: ranks {group.rank} and {rank} have different numbers of parameters")
-        for i, (name, _) in enumerate(named):
-            if other[i * _DIGEST : (i + 1) * _DIGEST] != digests[i * _DIGEST : (i + 1) * _DIGEST]:
-                raise MismatchError(
-                    f"shard_module_: {name} differs between ranks {group.rank} and {rank}: build the model from the "
-                    "same seed or checkpoint on all ranks"
-                )
-
-
-_DIGEST = 8
-
-
-def _digest(name: str, parameter: torch.nn.Parameter) -> bytes:
-    found = hashlib.blake2b(f"{name} {parameter.shape} {parameter.dtype}".encode(), digest_size=_DIGEST)
-    flat = parameter.detach().contiguous().reshape(-1).view(torch.uint8)
-    found.update(flat.numpy().data)
-    return found.digest()

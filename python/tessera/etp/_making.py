@@ -1,0 +1,91 @@
+"""Runtimes and weights of models: what shard_module_() and constructed layers have in common."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from .. import _core
+from .._errors import MismatchError
+from ._config import config
+from ._group import Group
+from ._model import ShardedModel
+from ._parameter import Weight, dtype_name
+
+_PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+def make_runtime(
+    core: _core.ShardGroup, reduction: str, publish: str, nonfinite: str = "error", replicas: int = 1
+) -> _core.EtpRuntime:
+    """With the options of this process. `replicas`: of every shard, by groups of data parallelism."""
+    return _core.EtpRuntime(
+        core,
+        reduction=reduction,
+        prefetch=config.prefetch if config.weight_prefetch else "off",
+        distance=config.distance,
+        expert_distance=config.expert_distance,
+        cap_bytes=config.cap_bytes,
+        publish=publish,
+        nonfinite=nonfinite,
+        replicas=replicas,
+    )
+
+
+def add_weight(
+    model: ShardedModel,
+    name: str,
+    full: torch.nn.Parameter,
+    matrix: torch.Size,
+    format: str,
+    compute_dtype: torch.dtype | None = None,
+) -> Weight:
+    """Keeps this rank's rows of `full`. Peers know of it once the runtime has been started, again if it was."""
+    computed = (compute_dtype if format else None) or _PLAIN.get(format, full.dtype)
+    number = model.runtime.add(
+        name,
+        matrix[0],
+        matrix[1],
+        dtype_name(full.dtype),
+        format,
+        dtype_name(computed),
+        "bf16" if full.dtype == torch.bfloat16 else "f32",
+        config.pad_for_alignment,
+        not full.requires_grad,
+    )
+    weight = Weight(model, number, name, full, matrix, format, computed)
+    model.weights.append(weight)
+    return weight
+
+
+def require_same(group: Group, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+    """Throws if ranks have different parameters: each keeps rows of its own copy. Collective."""
+    named = list(parameters)
+    require_same_digests(group, [name for name, _ in named], [digest_of(name, each) for name, each in named])
+
+
+def require_same_digests(group: Group, names: Sequence[str], digests: Sequence[bytes]) -> None:
+    """Likewise, of parameters that need not be there any longer."""
+    whole = b"".join(digests)
+    for rank, other in enumerate(group.core.exchange("the model's digests", whole)):
+        if len(other) != len(whole):
+            raise MismatchError(f"shard_module_: ranks {group.rank} and {rank} have different numbers of parameters")
+        for i, name in enumerate(names):
+            if other[i * _DIGEST : (i + 1) * _DIGEST] != digests[i]:
+                raise MismatchError(
+                    f"shard_module_: {name} differs between ranks {group.rank} and {rank}: build the model from the "
+                    "same seed or checkpoint on all ranks"
+                )
+
+
+_DIGEST = 8
+
+
+def digest_of(name: str, parameter: torch.Tensor) -> bytes:
+    """Of name, shape, dtype and values."""
+    found = hashlib.blake2b(f"{name} {parameter.shape} {parameter.dtype}".encode(), digest_size=_DIGEST)
+    flat = parameter.detach().contiguous().reshape(-1).view(torch.uint8)
+    found.update(flat.numpy().data)
+    return found.digest()

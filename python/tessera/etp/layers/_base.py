@@ -1,0 +1,261 @@
+"""What constructed layers have in common: how their parameters are declared, made and cut."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from ..._arguments import choice, flag, text
+from ..._errors import InvalidArgumentError
+from .._group import Group
+from .._making import add_weight, digest_of, require_same_digests
+from .._modules import Constructed, apply_linear
+from .._parameter import ShardedParameter, Weight, can_shard, main_grad_of
+from ._runtime import LayersModel
+from ._tensor_parallel import TensorParallel
+
+Init = Callable[[torch.Tensor], Any]
+Output = torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]
+
+_STD = 0.023  # TransformerEngine's
+
+
+def normal(tensor: torch.Tensor) -> None:
+    torch.nn.init.normal_(tensor, std=_STD)
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """A parameter of a layer.
+
+    Attributes:
+        shape: Of the whole, before tensor parallelism cuts it.
+        init: Fills the whole.
+        cut: The dim that tensor parallelism cuts; None: every rank of the tp_group has it whole.
+        halves: Into how many blocks of rows it falls that are cut apart: 2 for a gate and what it gates.
+        sharded: Over the ETP group.
+    """
+
+    shape: tuple[int, ...]
+    init: Init
+    cut: int | None = None
+    halves: int = 1
+    sharded: bool = True
+
+
+class Options(TypedDict, total=False):
+    """Arguments of every layer; Linear documents them."""
+
+    etp_group: Group | None
+    weight_format: str | None
+    params_dtype: torch.dtype | None
+    device: torch.device | str | None
+    publish: str
+    reduction: str
+    fuse_wgrad_accumulation: bool
+    name: str | None
+
+
+class Layer(Constructed):
+    """Its parameters are made by reset_parameters(): in the constructor, unless `device` is "meta".
+
+    Every rank fills each parameter whole and keeps its rows, one parameter after another: values, and the state of the
+    random numbers, are those of an unsharded layer with the same seed.
+    """
+
+    def __init__(
+        self,
+        tensor_parallel: TensorParallel,
+        *,
+        etp_group: Group | None = None,
+        weight_format: str | None = None,
+        params_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        publish: str = "update",
+        reduction: str = "mean",
+        fuse_wgrad_accumulation: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        kind = type(self).__name__
+        if etp_group is not None and not isinstance(etp_group, Group):
+            raise InvalidArgumentError(f"{kind}: etp_group={etp_group!r}: give what etp.init_group() returns")
+        if weight_format and etp_group is None:
+            raise InvalidArgumentError(f"{kind}: weight_format={weight_format!r} needs an etp_group=")
+        dtype = torch.get_default_dtype() if params_dtype is None else params_dtype
+        if not can_shard(dtype):
+            raise InvalidArgumentError(f"{kind}: params_dtype={dtype}: float32, bfloat16 and float16 are possible")
+        where = torch.get_default_device() if device is None else torch.device(device)
+        if where.type not in ("cpu", "meta"):
+            raise InvalidArgumentError(f"{kind}: device={where}: layers are in host memory, or on the meta device")
+        self.etp_group = etp_group
+        self.weight_format = weight_format or ""
+        self.params_dtype = dtype
+        self.fuse_wgrad_accumulation = flag("fuse_wgrad_accumulation", fuse_wgrad_accumulation)
+        self._device = where
+        self._publish = choice("publish", publish, ("update", "first_use"))
+        self._reduction = choice("reduction", reduction, ("mean", "sum"))
+        self._tp = tensor_parallel
+        self._declared: dict[str, Declared] = {}
+        self._experts: list[str] = []  # parameters that are used as a list
+        if name is None:
+            number = 0 if etp_group is None else etp_group.layers_made
+            name = f"{kind}{number}"
+        if etp_group is not None:
+            etp_group.layers_made += 1
+        self.name = text("name", name)
+
+    # --- parameters
+
+    @property
+    def _shards(self) -> bool:
+        group = self.etp_group
+        return group is not None and (group.size > 1 or bool(self.weight_format))
+
+    def _declare(self, name: str, declared: Declared) -> None:
+        self._declared[name] = declared
+        shape = self._tp.shape_of(declared.shape, declared.cut, declared.halves, f"{self.name}.{name}")
+        self.register_parameter(name, torch.nn.Parameter(torch.empty(shape, dtype=self.params_dtype, device="meta")))
+
+    def _make(self) -> None:
+        """At the end of a constructor."""
+        if self._device.type != "meta":
+            self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialises all parameters, with the values of an unsharded layer; makes those that are on the meta device.
+        Collective over the ETP group: every rank comes with the same random state."""
+        fresh = {name for name in self._declared if self._parameters[name].is_meta}  # type: ignore[union-attr]
+        model = None
+        if self._shards and self.etp_group is not None:
+            model = LayersModel.of(self.etp_group, self._publish, self._reduction) if fresh else self._model()
+        rewritten = self.weights() if model is not None and not fresh else []
+        if model is not None and rewritten:
+            model.begin_update(rewritten)
+        digests = []
+        for name, declared in self._declared.items():
+            full = self._filled(name, declared)
+            if model is not None:
+                digests.append(digest_of(f"{self.name}.{name}", full))
+            if name in fresh:
+                self._parameters[name] = self._made(name, declared, full, model)
+            elif not fresh:  # else it is another layer's, which has initialised it
+                self._rewrite(name, full)
+        if model is None or self.etp_group is None:
+            return
+        try:
+            require_same_digests(self.etp_group, [f"{self.name}.{name}" for name in self._declared], digests)
+        except Exception:
+            model.take_no_more()
+            raise
+        if rewritten:
+            model.end_update()
+            return
+        experts = [each.number for each in self._weights_named(self._experts) if each.model is model]
+        if len(experts) > 1:
+            model.runtime.add_experts(experts)
+        model.start(self)
+
+    def _filled(self, name: str, declared: Declared) -> torch.nn.Parameter:
+        full = torch.empty(declared.shape, dtype=self.params_dtype)
+        declared.init(full)
+        old = self._parameters[name]
+        part = self._tp.part_of(full, declared.cut, declared.halves)
+        with DisableTorchFunctionSubclass():
+            return torch.nn.Parameter(part, requires_grad=old is None or old.requires_grad)
+
+    def _rewrite(self, name: str, full: torch.nn.Parameter) -> None:
+        old = self._parameters[name]
+        assert old is not None
+        if isinstance(old, ShardedParameter):
+            begin, end = old.etp.rows
+            old.etp.local.copy_(full[begin:end])
+        else:
+            old.copy_(full)
+
+    def _made(
+        self, name: str, declared: Declared, full: torch.nn.Parameter, model: LayersModel | None
+    ) -> torch.nn.Parameter:
+        """In place of one on the meta device."""
+        old = self._parameters[name]
+        made: torch.nn.Parameter | None = getattr(old, "etp_made", None)  # by a layer that is tied to this one
+        if made is not None:
+            return made
+        made = full
+        if model is not None and declared.sharded:
+            weight = add_weight(model, f"{self.name}.{name}", full, full.shape, self.weight_format)
+            weight.fuses = self.fuse_wgrad_accumulation
+            made = weight.parameter
+        elif model is not None and model.group.size > 1:
+            model.add_replicated(self, f"{self.name}.{name}", full)
+        elif declared.sharded and self.fuse_wgrad_accumulation:
+            _add_to_main_grad(full, f"{self.name}.{name}")
+        old.etp_made = made  # type: ignore[union-attr]
+        return made
+
+    def _model(self) -> LayersModel | None:
+        for weight in self.weights():
+            if isinstance(weight.model, LayersModel):
+                return weight.model
+        return None
+
+    def weights(self) -> list[Weight]:
+        """Those that are sharded."""
+        return self._weights_named(self._declared)
+
+    def _weights_named(self, names: Any) -> list[Weight]:
+        found = [self._parameters[name] for name in names]
+        return [each.etp for each in found if isinstance(each, ShardedParameter)]
+
+    # --- forward
+
+    def _begin(self, is_first_microbatch: bool | None) -> None:
+        """Of a forward."""
+        weights = self.weights()
+        if not weights:
+            return
+        model = weights[0].model
+        if isinstance(model, LayersModel):
+            model.follow(self, weights)
+        if is_first_microbatch and self._publish == "first_use":
+            weights[0].model.runtime.publish([each.number for each in weights])
+
+    def _product(self, x: torch.Tensor, name: str, bias: torch.Tensor | None) -> torch.Tensor:
+        """x @ W.T + bias."""
+        parameter = self._parameters[name]
+        if isinstance(parameter, ShardedParameter):
+            return apply_linear(x, parameter, bias, False)
+        assert parameter is not None
+        return torch.nn.functional.linear(x, parameter, bias)
+
+    def _linear(
+        self, x: torch.Tensor, name: str, bias: torch.Tensor | None, mode: str | None, apart: bool = False
+    ) -> Output:
+        """Of a weight by tensor parallelism's mode; with its bias `apart` on request."""
+        if mode == "column":
+            x = self._tp.to_column(x)
+        if mode != "row" or self._tp.size == 1:
+            out = self._product(x, name, None if apart else bias)
+            return (out, bias) if apart else out
+        out = self._tp.from_row(self._product(x, name, None))
+        bias = self._tp.whole(bias)
+        if apart:
+            return out, bias
+        return out if bias is None else out + bias.to(out.dtype)
+
+
+def _add_to_main_grad(parameter: torch.nn.Parameter, name: str) -> None:
+    """What the runtime does for a sharded weight."""
+
+    def add(given: torch.Tensor) -> None:
+        gradient, given.grad = given.grad, None
+        if gradient is not None:
+            main_grad_of(given, name, given.shape).add_(gradient)
+            given.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+
+    parameter.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]

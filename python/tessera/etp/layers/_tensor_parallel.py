@@ -1,0 +1,110 @@
+"""Tensor parallelism as Megatron's: a layer's columns or rows are cut over the ranks of a torch process group, which
+see the same tokens; with sequence parallelism each has a part of the sequence (dim 0) between such layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed
+
+from ..._errors import InvalidArgumentError
+
+_Step = Callable[[torch.Tensor, Any], torch.Tensor]
+
+
+def _same(x: torch.Tensor, group: Any) -> torch.Tensor:
+    return x.view_as(x)
+
+
+def _reduce(x: torch.Tensor, group: Any) -> torch.Tensor:
+    x = x.clone(memory_format=torch.contiguous_format)
+    torch.distributed.all_reduce(x, group=group)
+    return x
+
+
+def _gather(x: torch.Tensor, group: Any) -> torch.Tensor:
+    x = x.contiguous()
+    parts = [torch.empty_like(x) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(parts, x, group=group)
+    return torch.cat(parts)
+
+
+def _scatter(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """This rank's part of the sum."""
+    size, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
+    if x.dim() == 0 or x.shape[0] % size != 0:
+        raise InvalidArgumentError(
+            f"sequence_parallel=True: a sequence of {tuple(x.shape)[:1]} cannot be cut over {size} ranks: its length "
+            "(dim 0) has to be a multiple of that"
+        )
+    return _reduce(x, group).chunk(size)[rank].contiguous()  # gloo has no reduce_scatter of tensors
+
+
+class _Exchange(torch.autograd.Function):
+    """One step in forward, its counterpart in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, there: _Step, back: _Step, group: Any) -> torch.Tensor:
+        ctx.back, ctx.group = back, group
+        return there(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return ctx.back(gradient, ctx.group), None, None, None
+
+
+class TensorParallel:
+    """What a layer does with its tp_group; without one, or with one rank, nothing."""
+
+    def __init__(self, group: Any = None, sequence_parallel: bool = False) -> None:
+        self.group = group
+        self.size = 1 if group is None else torch.distributed.get_world_size(group)
+        self.rank = 0 if group is None else torch.distributed.get_rank(group)
+        if self.rank < 0:
+            raise InvalidArgumentError("tp_group: this process is none of its ranks")
+        self.sequence = sequence_parallel and self.size > 1
+
+    def __deepcopy__(self, memo: Any) -> TensorParallel:
+        return self
+
+    # --- parameters
+
+    def shape_of(self, shape: tuple[int, ...], cut: int | None, halves: int, name: str) -> tuple[int, ...]:
+        """Of this rank's part."""
+        if cut is None:
+            return shape
+        if shape[cut] % (self.size * halves) != 0:
+            raise InvalidArgumentError(
+                f"{name}: {shape[cut]} of {shape} cannot be cut over {self.size} ranks of the tp_group"
+                + (f" in {halves} halves" if halves > 1 else "")
+            )
+        return (*shape[:cut], shape[cut] // self.size, *shape[cut + 1 :])
+
+    def part_of(self, full: torch.Tensor, cut: int | None, halves: int) -> torch.Tensor:
+        if cut is None or self.size == 1:
+            return full
+        blocks = full.chunk(halves, cut)
+        return torch.cat([each.chunk(self.size, cut)[self.rank] for each in blocks], cut)
+
+    # --- activations
+
+    def to_column(self, x: torch.Tensor) -> torch.Tensor:
+        """The input of a layer whose outputs are cut."""
+        if self.size == 1:
+            return x
+        return self._exchange(x, _gather, _scatter) if self.sequence else self._exchange(x, _same, _reduce)
+
+    def from_row(self, x: torch.Tensor) -> torch.Tensor:
+        """The output of a layer whose inputs are cut."""
+        if self.size == 1:
+            return x
+        return self._exchange(x, _scatter, _gather) if self.sequence else self._exchange(x, _reduce, _same)
+
+    def whole(self, parameter: torch.Tensor | None) -> torch.Tensor | None:
+        """A parameter that all ranks have, and use on their parts of the sequence: its gradients are added."""
+        return self._exchange(parameter, _same, _reduce) if parameter is not None and self.sequence else parameter
+
+    def _exchange(self, x: torch.Tensor, there: _Step, back: _Step) -> torch.Tensor:
+        return _Exchange.apply(x, there, back, self.group)  # type: ignore[no-untyped-call, no-any-return]

@@ -1,0 +1,199 @@
+"""A list of experts that is constructed sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import torch
+from torch._C import _from_dlpack as from_dlpack  # of a capsule
+
+from ..._arguments import choice, whole
+from ..._errors import InvalidArgumentError
+from .._functions import applied
+from .._generic import expects_backward, refuse_twice
+from .._modules import dtypes_of
+from .._parameter import Weight
+from ._base import Declared, Init, Layer, Options, normal
+from ._tensor_parallel import TensorParallel
+
+
+class Experts:
+    """Weights that are gathered, published and reduced as one."""
+
+    def __init__(self, weights: list[Weight]) -> None:
+        self.weights = weights
+        self.numbers = [each.number for each in weights]
+        self.model = weights[0].model
+
+    def gather(
+        self, phase: str, expects_backward: bool = False, versions: list[int] | None = None
+    ) -> tuple[list[torch.Tensor], list[int]]:
+        """Full weights, and their versions."""
+        model = self.model
+        batch = model.micro_batch
+        first = batch == 0 and phase == "fwd"
+        capsules, found = model.runtime.acquire_experts(self.numbers, phase, batch, expects_backward, first, versions)
+        return [from_dlpack(each) for each in capsules], found
+
+
+class _Products(torch.autograd.Function):
+    """x_e @ W_e.T + bias_e of each expert's rows of x, one behind the other. Every expert that trains gets a gradient,
+    of zeros where it has no rows, as in plain torch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        anchor: torch.Tensor | None,
+        experts: Experts,
+        splits: list[int],
+        dtype: torch.dtype,
+        *biases: torch.Tensor,
+    ) -> torch.Tensor:
+        phase = experts.model.phase()
+        ctx.experts, ctx.splits, ctx.dtype = experts, splits, dtype
+        ctx.trained = [anchor is not None and not each.frozen for each in experts.weights]
+        full, ctx.versions = experts.gather(phase, anchor is not None and expects_backward(phase))
+        if anchor is not None:
+            ctx.save_for_backward(x)
+        return multiply(x, full, splits, dtype, biases)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        experts: Experts = ctx.experts
+        refuse_twice(experts.weights[0])
+        experts.model.enter_backward()
+        gradient = gradient.contiguous()
+        parts = torch.split(gradient, ctx.splits)
+        dgrad = None
+        if ctx.needs_input_grad[0]:
+            full, _ = experts.gather("bwd", versions=ctx.versions)
+            dgrad = gradient.new_empty((gradient.shape[0], full[0].shape[1]))
+            for part, weight, into in zip(parts, full, torch.split(dgrad, ctx.splits), strict=True):
+                torch.mm(part, weight.to(ctx.dtype), out=into)
+            del full
+        if any(ctx.trained):
+            (x,) = ctx.saved_tensors
+            buffers = []
+            for each, trains, part, given in zip(
+                experts.weights, ctx.trained, parts, torch.split(x, ctx.splits), strict=True
+            ):
+                if not trains:
+                    continue
+                buffer, into = each.room()
+                if into.dtype == ctx.dtype:
+                    torch.mm(part.t(), given, out=into)
+                else:
+                    into.copy_(part.t().mm(given))
+                buffers.append(buffer)
+            experts.model.runtime.produce_experts(buffers)
+        return dgrad, None, None, None, None, *parts[: len(ctx.needs_input_grad) - 5]
+
+
+def multiply(
+    x: torch.Tensor, full: list[torch.Tensor], splits: list[int], dtype: torch.dtype, biases: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """[tokens, F] of x [tokens, K]."""
+    out = x.new_empty((x.shape[0], full[0].shape[0]))
+    for i, (part, into) in enumerate(zip(torch.split(x, splits), torch.split(out, splits), strict=True)):
+        weight = full[i].to(dtype).t()
+        if biases:
+            torch.addmm(biases[i], part, weight, out=into)
+        else:
+            torch.mm(part, weight, out=into)
+    return out
+
+
+apply_products = applied(_Products)
+
+
+class GroupedLinear(Layer):
+    """num_gemms linear layers, each for some of the tokens: experts. Parameters `weight0`, `bias0`, `weight1`, ...
+
+    The weights are gathered, quantised and reduced as one list. Other arguments are those of etp.Linear. parallel_mode
+    cuts parameters over the tp_group; as in TransformerEngine, the layer does not communicate over it: the caller adds
+    the outputs of "row".
+
+    Args:
+        num_gemms: How many, E.
+        in_features, out_features: K and F of each, before tensor parallelism.
+    """
+
+    def __init__(
+        self,
+        num_gemms: int,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        return_bias: bool = False,
+        init_method: Init | None = None,
+        parallel_mode: str | None = None,
+        tp_group: Any = None,
+        **options: Unpack[Options],
+    ) -> None:
+        mode = parallel_mode and choice("parallel_mode", parallel_mode, ("column", "row"))
+        super().__init__(TensorParallel(tp_group if mode else None), **options)
+        self.num_gemms = whole("num_gemms", num_gemms, 1)
+        self.in_features, self.out_features = in_features, out_features
+        self.parallel_mode, self.return_bias = mode, return_bias
+        cut = {"column": 0, "row": 1}.get(mode or "")
+        self._experts = [f"weight{i}" for i in range(num_gemms)]
+        self._biases = [f"bias{i}" for i in range(num_gemms)] if bias else []
+        for i, weight in enumerate(self._experts):
+            self._declare(weight, Declared((out_features, in_features), init_method or normal, cut))
+            if bias:
+                zeros = torch.nn.init.zeros_
+                self._declare(f"bias{i}", Declared((out_features,), zeros, 0 if cut == 0 else None, sharded=False))
+        self._make()
+
+    def forward(
+        self, inp: torch.Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
+        """[..., F] of [..., K].
+
+        Args:
+            inp: The tokens of expert 0, then those of expert 1, and so on.
+            m_splits: How many each expert has, here; 0 is possible. Such an expert gets a gradient of zeros from this
+                rank.
+            is_first_microbatch: As Linear's.
+        """
+        self._begin(is_first_microbatch)
+        x = inp.reshape(-1, inp.shape[-1])
+        splits = self._splits(m_splits, x.shape[0])
+        biases = [self._parameters[name] for name in self._biases]
+        added = [] if self.return_bias else biases
+        out = self._products(x, splits, added).view(*inp.shape[:-1], -1)  # type: ignore[arg-type]
+        return (out, biases) if self.return_bias else out  # type: ignore[return-value]
+
+    def _splits(self, m_splits: Sequence[int], tokens: int) -> list[int]:
+        splits = [int(each) for each in m_splits]
+        if len(splits) != self.num_gemms or min(splits) < 0 or sum(splits) != tokens:
+            raise InvalidArgumentError(
+                f"{self.name}: m_splits has {len(splits)} counts that sum to {sum(splits)}: {self.num_gemms} are "
+                f"needed, none below 0, that sum to the input's {tokens} tokens"
+            )
+        return splits
+
+    def _products(self, x: torch.Tensor, splits: list[int], biases: list[torch.Tensor]) -> torch.Tensor:
+        weights = self._weights_named(self._experts)
+        if not weights:
+            linear, parameters = torch.nn.functional.linear, [self._parameters[name] for name in self._experts]
+            parts = zip(torch.split(x, splits), parameters, biases or [None] * len(splits), strict=True)  # type: ignore[list-item]
+            return torch.cat([linear(part, weight, bias) for part, weight, bias in parts])  # type: ignore[arg-type]
+        experts = Experts(weights)
+        given, dtype = dtypes_of(x, weights[0])
+        x = x.to(dtype)
+        biases = [each.to(dtype) for each in biases]
+        trains = any(not each.frozen for each in weights)
+        if torch.is_grad_enabled() and (trains or x.requires_grad or any(each.requires_grad for each in biases)):
+            anchor = experts.model.anchor if trains else None
+            out = apply_products(x, anchor, experts, splits, dtype, *biases)
+        else:
+            full, _ = experts.gather(experts.model.phase())
+            out = multiply(x, full, splits, dtype, biases)
+        return out.to(given)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        return f"{self.num_gemms}, {self.in_features}, {self.out_features}"
