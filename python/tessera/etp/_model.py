@@ -26,6 +26,14 @@ _NO_TASK = -1
 
 _models: weakref.WeakSet[ShardedModel] = weakref.WeakSet()
 
+_joined: dict[int, list[ShardedModel]] = {}  # by backward
+
+
+def _end_of(task: int) -> None:
+    """The ranks meet for one model after another, in an order that they share."""
+    for model in sorted(_joined.pop(task, ()), key=lambda model: model.number):
+        model.leave(task)
+
 
 def models_of_this_process() -> list[ShardedModel]:
     """Of modules that somebody still has; in the order in which they were sharded, which is that of other ranks."""
@@ -60,6 +68,7 @@ class ShardedModel(Closing):
         self._handles: list[RemovableHandle] = []
         self._module: Callable[[], torch.nn.Module | None] = lambda: None
         self._tasks: list[int] = []  # of backwards under way, outermost first
+        self.companions: weakref.WeakSet[ShardedModel] = weakref.WeakSet()  # in one module with it: they meet together
         self.number = ShardedModel._made
         ShardedModel._made += 1
         _models.add(self)
@@ -188,11 +197,18 @@ class ShardedModel(Closing):
     def _join(self, task: int) -> None:
         """Has the ranks meet when this backward ends, unless another one is around it: autograd's end of a backward is
         also that of one inside another (a checkpoint's), which has joined before."""
-        if task not in self._tasks:
-            self._tasks.append(task)
-            Variable._execution_engine.queue_callback(lambda: self._leave(task))
+        if task in self._tasks:
+            return
+        self._tasks.append(task)
+        joined = _joined.setdefault(task, [])
+        joined.append(self)
+        if len(joined) == 1:
+            Variable._execution_engine.queue_callback(lambda: _end_of(task))
+        for each in self.companions:
+            each._join(task)
 
-    def _leave(self, task: int) -> None:
+    def leave(self, task: int) -> None:
+        """The backward has ended."""
         if task in self._tasks:
             del self._tasks[self._tasks.index(task) :]  # those within have ended, or failed
         if not self._tasks:
@@ -204,6 +220,8 @@ class ShardedModel(Closing):
         if self.updating:
             self.end_update()
         if self._tasks:
+            for task in self._tasks:
+                _joined.pop(task, None)
             self._tasks.clear()
             self._meet(self._abandon)
             self._discard()

@@ -97,9 +97,9 @@ class ShardedParameter(torch.nn.Parameter):
         return self.etp.hooks.register(hook)
 
     def register_grad_accum_hook(self, node: Any, hook: Callable[..., None]) -> RemovableHandle:
-        """`hook(*unused)` is called once a backward, after the reduced gradient has been added to .grad or main_grad: in
-        place of a hook of the autograd node that accumulates, which a sharded parameter's gradient does not pass. The
-        node is kept alive."""
+        """`hook(*unused)` is called once a backward, after the reduced gradient has been added to .grad or main_grad.
+        It stands for a hook of the autograd node that accumulates, which a sharded parameter's gradient does not pass.
+        The node is kept alive."""
         return self.etp.hooks.register(lambda _: hook(node, None))
 
     def get_wgrad_tensor(self) -> torch.Tensor:
@@ -375,8 +375,8 @@ class Weight:
         buffer = self._lent.pop(into.data_ptr(), None)
         if buffer is None:
             raise InvalidArgumentError(
-                f"{self.name}: reduce_wgrad() got a tensor that get_wgrad_tensor() has not given, or gave before: write "
-                "into what it gives"
+                f"{self.name}: reduce_wgrad() got a tensor that get_wgrad_tensor() has not given, or gave before: "
+                "write into what it gives"
             )
         self.model.enter_backward()
         self.produce(buffer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -12,15 +12,16 @@ from .._arguments import choice, pattern, whole
 from .._errors import AlreadyExistsError, InvalidArgumentError
 from ._compile import leave_out_of_graphs
 from ._group import Group
-from ._making import add_weight, make_runtime, require_same
+from ._making import add_weight, digest_of, make_runtime, require_same, require_same_digests
+from ._meta import Init, is_on_meta, materialise
 from ._model import ShardedModel
-from ._modules import put, sharded_class, unsharded_class
+from ._modules import Constructed, put, sharded_class, unsharded_class
 from ._norms import typed
 from ._optimizers import watch_optimizers
-from ._parameter import can_shard, dtype_name
+from ._parameter import ShardedParameter, can_shard, dtype_name
 from ._refusals import require_shardable
 from ._replicated import Replicated
-from ._views import logical, model_of, places_of
+from ._views import logical, models_of, places_of
 from ._wrappers import leave_out_of_ddp, put_back_into_ddp, watch_wrappers
 
 Filter = Callable[[str, torch.nn.Parameter], bool]
@@ -39,6 +40,7 @@ def shard_module_(
     dp: Group | None = None,
     *,
     nonfinite: str = "error",
+    init: Init | None = None,
 ) -> torch.nn.Module:
     """Cuts the model's matrices along dim 0 over the ranks of a group, in place, and returns it.
 
@@ -47,10 +49,15 @@ def shard_module_(
     parameter stays whole on every rank; its gradients are added over the group. Call it on every rank with the same
     weights, before the optimiser is made and before the model is compiled. Collective.
 
-    With one rank, weights without a format are left as they are: the model is as it was.
+    With one rank, weights without a format are left as they are: the model is as it was. Layers that were constructed
+    sharded (etp.Linear, ...) keep their groups and formats.
+
+    What is on the meta device is made module by module, so that a rank has no more than one module whole: by its
+    reset_parameters(), or `init`. Afterwards, load_state_dict() gives it values; nn.init would give every rank the same
+    rows.
 
     Args:
-        model: In host memory.
+        model: In host memory, or on the meta device.
         group: Of init_group().
         formats: What travels, by regular expressions for whole names of parameters; the first match counts: a plain
             dtype ("bf16"), or "fp8_e4m3", "fp8_block_128x128", "mxfp8", "nvfp4", ... Others travel as they are.
@@ -65,6 +72,7 @@ def shard_module_(
         dp: A group of init_group() over an orthogonal axis, for data parallelism: its ranks keep the same rows, and
             train on different tokens. Gradients are reduced over both, in the order (dp, group) of ranks.
         nonfinite: "error" refuses to quantise NaN and infinity, "propagate" does it by the format's rules.
+        init: Called with each module that has parameters or buffers on the meta device, to fill these.
     """
     if not isinstance(group, Group):
         raise InvalidArgumentError(f"shard_module_: group {group!r}: give what etp.init_group() returns")
@@ -74,44 +82,97 @@ def shard_module_(
     replicas = 1 if dp is None else dp.size
     ranks = group.size * replicas
     min_elements = whole("min_elements", min_elements, 0)
-    if model_of(model) is not None:
+    layers = _of_layers(model)
+    named = [(name, each) for name, each in model.named_parameters() if id(each) not in layers]
+    if any(isinstance(each, ShardedParameter) for _, each in named):
         raise AlreadyExistsError("shard_module_: the model is sharded already: etp.unshard_() undoes it")
-    require_shardable(model)
-    chosen = _chosen(model, ranks, filter, min_elements, formats or {})
-    if not chosen:
-        if ranks > 1:
-            raise InvalidArgumentError(
-                f"shard_module_: no weight of {type(model).__name__} is left to shard by filter= and "
-                f"min_elements={min_elements}"
-            )
-        return model
-    require_same(group, model.named_parameters())
-    if dp is not None:
-        require_same(dp, model.named_parameters())
-    core = group.of_model() if dp is None or dp.size == 1 else group.with_replicas(dp)
-    runtime = make_runtime(core, reduction, publish, nonfinite, replicas)
-    sharded = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / ranks)
-    places = _places(model)
-    for name, parameter in list(model.named_parameters()):
-        if name in chosen:
-            _cut(sharded, name, parameter, chosen[name], compute_dtype, places[id(parameter)])
-        elif ranks > 1:
-            number = runtime.add_replicated(name, parameter.numel(), dtype_name(parameter.dtype))
-            sharded.replicated.append(Replicated(sharded, number, name, parameter))
-    runtime.start()
-    sharded.watch(model)
-    watch_optimizers()
-    watch_wrappers()
-    leave_out_of_ddp(model)
-    leave_out_of_graphs()
+    if dp is not None and layers:
+        raise InvalidArgumentError(
+            f"shard_module_: dp= and layers that were constructed sharded ({_first_layer(model)}): these have no replicas; "
+            "leave out dp=, or construct plain layers"
+        )
+    require_shardable(model, named)
+    chosen = _chosen(named, ranks, filter, min_elements, formats or {})
+    if not chosen and ranks > 1 and not layers:
+        raise InvalidArgumentError(
+            f"shard_module_: no weight of {type(model).__name__} is left to shard by filter= and "
+            f"min_elements={min_elements}"
+        )
+    groups = [group] if dp is None else [group, dp]
+    for each in groups:
+        require_same(each, [(name, parameter) for name, parameter in named if not parameter.is_meta])
+    sharded = None
+    if chosen or (named and ranks > 1):
+        core = group.of_model() if dp is None or dp.size == 1 else group.with_replicas(dp)
+        runtime = make_runtime(core, reduction, publish, nonfinite, replicas)
+        sharded = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / ranks)
+    _take(model, groups, sharded, named, chosen, compute_dtype, init)
+    if sharded is not None:
+        sharded.runtime.start()
+        sharded.watch(model)
+        models = models_of(model)
+        for each in models:
+            each.companions.update(other for other in models if other is not each)
+        watch_optimizers()
+        watch_wrappers()
+        leave_out_of_ddp(model)
+        leave_out_of_graphs()
     return model
+
+
+def _take(
+    model: torch.nn.Module,
+    groups: Sequence[Group],
+    sharded: ShardedModel | None,
+    named: list[tuple[str, torch.nn.Parameter]],
+    chosen: dict[str, str],
+    compute_dtype: torch.dtype | None,
+    init: Init | None,
+) -> None:
+    """Cuts what is chosen, and notes what stays whole."""
+    places = _places(model)
+    names = {id(each): name for name, each in named}
+    digests: dict[str, bytes] = {}
+
+    def take(old: torch.nn.Parameter, full: torch.nn.Parameter) -> None:
+        name = names.get(id(old))
+        if name is not None and old.is_meta:
+            digests[name] = digest_of(name, full)
+        if sharded is not None and name is not None and name in chosen:
+            _cut(sharded, name, full, chosen[name], compute_dtype, places[id(old)])
+            return
+        for module, place in places[id(old)] if old is not full else ():
+            put(module, place, full)
+        if name is not None and sharded is not None and math.prod(each.size for each in groups) > 1:
+            number = sharded.runtime.add_replicated(name, full.numel(), dtype_name(full.dtype))
+            sharded.replicated.append(Replicated(sharded, number, name, full))
+
+    for _, parameter in named:
+        if not parameter.is_meta:
+            take(parameter, parameter)
+    if is_on_meta(model):
+        materialise(model, init, take)
+        for group in groups:
+            require_same_digests(group, list(digests), list(digests.values()))
+
+
+def _first_layer(model: torch.nn.Module) -> str:
+    return next(name for name, module in model.named_modules() if isinstance(module, Constructed))
+
+
+def _of_layers(model: torch.nn.Module) -> set[int]:
+    """Parameters of layers that were constructed sharded."""
+    return {
+        id(each) for layer in model.modules() if isinstance(layer, Constructed) for each in layer._parameters.values()
+    } - {id(None)}
 
 
 def unshard_(model: torch.nn.Module) -> torch.nn.Module:
     """Makes every weight whole again, in place, and returns the model. Gradients come along; an optimiser must be made
-    again. Collective."""
-    sharded = model_of(model)
-    if sharded is None:
+    again. Layers that were constructed sharded stay so. Collective."""
+    own = [place for place in places_of(model) if not isinstance(place[0], Constructed)]
+    sharded = next((parameter.etp.model for _, _, parameter in own), None)
+    if not isinstance(sharded, ShardedModel):
         return model
     sharded.drain()
     full = {}
@@ -119,7 +180,9 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
         old = weight.parameter
         full[weight.number] = torch.nn.Parameter(logical(old), requires_grad=old.requires_grad)
         full[weight.number].grad = None if old.grad is None else logical(old.grad)
-    for module, name, parameter in places_of(model):
+    for module, name, parameter in own:
+        if parameter.etp.model is not sharded:
+            continue  # a layer's that was constructed sharded
         put(module, name, full[parameter.etp.number])
         module.__class__ = unsharded_class(type(module))
     sharded.unwatch()
@@ -130,7 +193,7 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _chosen(
-    model: torch.nn.Module,
+    named: list[tuple[str, torch.nn.Parameter]],
     ranks: int,
     filter: Filter | None,
     min_elements: int,
@@ -140,7 +203,7 @@ def _chosen(
     rules = [(pattern("formats", key), format) for key, format in formats.items()]
     used: set[int] = set()
     chosen = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in named:
         if parameter.dim() < 2 or not can_shard(parameter.dtype):
             continue
         if parameter.numel() < min_elements or (filter is not None and not filter(name, parameter)):
@@ -157,7 +220,7 @@ def _chosen(
         if i not in used:
             raise InvalidArgumentError(
                 f"formats: {rule.pattern!r} ({format}) gives no weight its format: weights are "
-                f"{_some(name for name, _ in model.named_parameters())}; patterns are for whole names"
+                f"{_some(name for name, _ in named)}; patterns are for whole names"
             )
     return chosen
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -25,6 +25,12 @@ def model_of(model: torch.nn.Module) -> ShardedModel | None:
     return None
 
 
+def models_of(model: torch.nn.Module) -> list[ShardedModel]:
+    """Of all its sharded parameters, in an order that all ranks share: constructed layers have one of their own."""
+    found = {parameter.etp.model for parameter in model.parameters() if isinstance(parameter, ShardedParameter)}
+    return sorted((each for each in found if isinstance(each, ShardedModel)), key=lambda each: each.number)
+
+
 def places_of(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, ShardedParameter]]:
     """Which modules have which sharded parameters, by which names."""
     return [
@@ -42,15 +48,11 @@ def update(model: torch.nn.Module) -> Iterator[None]:
     Collective: ranks have finished reading the weights when it is entered, and get the new ones when it is left.
     Optimisers and load_state_dict() need it not.
     """
-    sharded = model_of(model)
-    if sharded is None:
+    with ExitStack() as updates:
+        for each in models_of(model):
+            each.begin_update([weight for weight in _weights_of(model) if weight.model is each])
+            updates.callback(each.end_update)
         yield
-        return
-    sharded.begin_update(_weights_of(model))
-    try:
-        yield
-    finally:
-        sharded.end_update()
 
 
 def wait_async_comms() -> None:
@@ -99,15 +101,16 @@ def summon(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     It needs memory for the whole model. A weight that has been written is an error when it is left: use etp.update().
     """
     held = places_of(model)
-    full: dict[int, torch.nn.Parameter] = {}
+    full: dict[Weight, torch.nn.Parameter] = {}
     for _, _, parameter in held:
-        if parameter.etp.number not in full:
-            full[parameter.etp.number] = torch.nn.Parameter(logical(parameter), requires_grad=False)
+        if parameter.etp not in full:
+            full[parameter.etp] = torch.nn.Parameter(logical(parameter), requires_grad=False)
     kinds = [type(module) for module, _, _ in held]
-    sharded = model_of(model)
-    with nullcontext() if sharded is None else sharded.unwatched():
+    with ExitStack() as unwatched:
+        for each in models_of(model):
+            unwatched.enter_context(each.unwatched())
         for module, name, parameter in held:
-            put(module, name, full[parameter.etp.number])
+            put(module, name, full[parameter.etp])
             module.__class__ = unsharded_class(type(module))
         try:
             yield model
@@ -116,7 +119,7 @@ def summon(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
                 module.__class__ = kind
                 put(module, name, parameter)
     for _, _, parameter in held:
-        if full[parameter.etp.number]._version != 0:
+        if full[parameter.etp]._version != 0:
             raise InvalidArgumentError(
                 f"{parameter.etp.name} was written within summon(), which gives weights to be read: write this rank's "
                 "rows within etp.update(model)"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import etp_layers_scenarios
+import etp_meta_scenarios
 import pytest
 from etp_models import on_ranks, plainly, scenarios_of
 
-SCENARIOS = scenarios_of(vars(etp_layers_scenarios))
+SCENARIOS = scenarios_of(vars(etp_layers_scenarios)) | scenarios_of(vars(etp_meta_scenarios))
 
 
 @pytest.fixture(scope="module", params=[2, 4])

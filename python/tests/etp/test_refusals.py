@@ -102,7 +102,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "dp": (lambda: etp.shard_module_(built(), etp.init_group(), dp=1), "dp 1: give what etp.init_group"),
     "a sharded model": (lambda: etp.shard_module_(sharded(), etp.init_group()), "sharded already"),
     "a lazy module": (lambda: sharded(torch.nn.LazyLinear(3)), "weight is not initialised yet"),
-    "a model without values": (lambda: sharded(torch.nn.Linear(64, 64, device="meta")), "meta device"),
     "f64": (lambda: sharded(torch.nn.Linear(64, 64).double()), "of torch.float64"),
     "a parametrised module": (lambda: sharded(weight_norm(torch.nn.Linear(64, 64))), "parametrised"),
     "a sparse embedding": (lambda: sharded(torch.nn.Embedding(64, 64, sparse=True)), "sparse=True or max_norm"),

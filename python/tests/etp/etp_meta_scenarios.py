@@ -1,0 +1,138 @@
+"""Models on the meta device, and models that mix constructed layers with others; as the same models of plain torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from etp_layers_scenarios import plain_linear
+from etp_models import HIDDEN, WIDTH, WORDS, Run, Tied, adamw, as_bytes, batch, built, loss_of
+from tessera import etp
+
+
+class Buffered(Tied):
+    """With running statistics, which reset_parameters() fills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = torch.nn.BatchNorm1d(HIDDEN)
+
+    def block(self, x: torch.Tensor) -> torch.Tensor:
+        up = self.running(self.norm(self.up(x)).transpose(1, 2)).transpose(1, 2)
+        return x + self.down(F.gelu(up))
+
+
+def on_the_meta_device(run: Run) -> Any:
+    """Values and random numbers are those of a model that was made in host memory."""
+    torch.manual_seed(7)
+    if run.group is None:
+        model = Buffered()
+    else:
+        with torch.device("meta"):
+            model = Buffered()
+        run.sharded(model)
+    found = [run.weights(model), as_bytes(torch.rand(3)), model.head.weight is model.emb.weight]
+    model.eval()  # running statistics differ between ranks
+    run.train(model, adamw(model.parameters()))
+    return found, run.weights(model)
+
+
+def on_the_meta_device_by_init(run: Run) -> Any:
+    def init(module: torch.nn.Module) -> None:
+        for parameter in module.parameters(recurse=False):
+            parameter.data.normal_()
+
+    torch.manual_seed(7)
+    if run.group is None:
+        model = Tied()
+        torch.manual_seed(7)
+        weights = [model.emb.weight, model.up.weight, model.up.bias, model.norm.weight, model.norm.bias]
+        for parameter in (*weights, model.down.weight, torch.empty_like(model.head.weight)):
+            parameter.data.normal_()
+    else:
+        with torch.device("meta"):
+            model = Tied()
+        run.sharded(model, init=init)
+    return run.weights(model), as_bytes(torch.rand(3))
+
+
+def on_the_meta_device_then_loaded(run: Run) -> Any:
+    state = built(Tied).state_dict()
+    model: Any = Tied()
+    if run.group is not None:
+        with torch.device("meta"):
+            model = Tied()
+        run.sharded(model)
+    model.load_state_dict(state)
+    run.train(model, adamw(model.parameters()))
+    return run.weights(model)
+
+
+class Mixed(torch.nn.Module):
+    """An embedding that is constructed sharded and is the head's weight, layers of both kinds, a norm of torch."""
+
+    def __init__(self, run: Run, device: str = "cpu") -> None:
+        super().__init__()
+        group = run.group
+        device = "cpu" if group is None else device
+        if group is not None:
+            self.emb: Any = etp.Embedding(WORDS, WIDTH, etp_group=group, device=device)
+            self.up = torch.nn.Linear(WIDTH, HIDDEN, device=device)
+            self.down = etp.Linear(HIDDEN, WIDTH, etp_group=group, device=device)
+        else:
+            self.emb = torch.nn.Embedding(WORDS, WIDTH)
+            self.up = torch.nn.Linear(WIDTH, HIDDEN)
+            self.down = plain_linear(HIDDEN, WIDTH)
+        self.norm = torch.nn.LayerNorm(HIDDEN, device=device)
+        self.head = torch.nn.Linear(WIDTH, WORDS, bias=False, device=device)
+        self.head.weight = self.emb.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.emb(ids)
+        return self.head(x + self.down(F.gelu(self.norm(self.up(x)))))
+
+
+def layers_in_a_model_that_is_sharded(run: Run) -> Any:
+    model = run.sharded(built(lambda: Mixed(run)))
+    run.train(model, adamw(model.parameters()), accumulation=2)
+    found = [run.weights(model)]
+    with run.update(model), torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    run.train(model, adamw(model.parameters()))
+    if run.group is None:
+        return found, run.weights(model), as_bytes(model(batch(3)[0]))
+    trained = run.weights(model)
+    with etp.summon(model):
+        plain = built(lambda: Mixed(Run(1)))
+        plain.load_state_dict(model.state_dict())
+        whole = as_bytes(plain(batch(3)[0]))
+    run.backward(model)
+    etp.unshard_(model)
+    assert type(model.up) is torch.nn.Linear
+    assert isinstance(model.down.weight, etp.ShardedParameter)
+    return found, trained, whole
+
+
+def layers_on_the_meta_device_in_a_model(run: Run) -> Any:
+    torch.manual_seed(7)
+    model = Mixed(run, "meta")
+    if run.group is not None:
+        run.sharded(model)
+    found = [run.weights(model), as_bytes(torch.rand(3))]
+    run.train(model, adamw(model.parameters()))
+    return found, run.weights(model)
+
+
+def layers_on_the_meta_device(run: Run) -> Any:
+    torch.manual_seed(7)
+    if run.group is None:
+        layer: Any = plain_linear(WIDTH, WORDS)
+    else:
+        layer = etp.Linear(WIDTH, WORDS, etp_group=run.group, device="meta")
+        assert layer.weight.is_meta
+        layer.reset_parameters()
+    model = torch.nn.Sequential(torch.nn.Embedding(WORDS, WIDTH).requires_grad_(False), layer)
+    run.train(model, adamw(layer.parameters()), loss=loss_of)
+    return run.weights(layer)
