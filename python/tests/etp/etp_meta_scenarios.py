@@ -111,7 +111,7 @@ def layers_in_a_model_that_is_sharded(run: Run) -> Any:
     run.backward(model)
     etp.unshard_(model)
     assert type(model.up) is torch.nn.Linear
-    assert isinstance(model.down.weight, etp.ShardedParameter)
+    assert isinstance(model.down.weight, etp.ShardedParameter) or run.size == 1
     return found, trained, whole
 
 

@@ -1,4 +1,4 @@
-"""Constructed layers: the bytes of plain torch, on 2 and 4 ranks."""
+"""Constructed layers: the bytes of plain torch, on 1, 2 and 4 ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from etp_models import on_ranks, plainly, scenarios_of
 SCENARIOS = scenarios_of(vars(etp_layers_scenarios)) | scenarios_of(vars(etp_meta_scenarios))
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[1, 2, 4])
 def found(request: pytest.FixtureRequest) -> tuple[int, dict[str, list[Any]]]:
     return request.param, on_ranks(SCENARIOS, request.param)
 

@@ -1,0 +1,104 @@
+"""Tensor parallelism of constructed layers: close to the unsharded model, and the same bytes for every ETP size."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from etp_models import HIDDEN, WIDTH, Run, built
+from tessera import etp
+from torch_ranks import launch
+
+TP, SEQUENCE, BATCH = 2, 6, 3
+CASES = [(activation, sequence) for activation in ("gelu", "swiglu") for sequence in (False, True)]
+Weights = dict[str, torch.Tensor]
+
+
+class Model(torch.nn.Module):
+    def __init__(self, activation: str, sequence: bool, tp_group: Any, group: etp.Group | None) -> None:
+        super().__init__()
+        options = {"tp_group": tp_group, "sequence_parallel": sequence, "etp_group": group}
+        self.first = etp.LayerNormLinear(WIDTH, HIDDEN, parallel_mode="column", init_method=_init, **options)
+        self.second = etp.Linear(HIDDEN, WIDTH, parallel_mode="row", init_method=_init, **options)
+        self.third = etp.LayerNormMLP(
+            WIDTH,
+            HIDDEN,
+            normalization="RMSNorm",
+            activation=activation,
+            set_parallel_mode=True,
+            init_method=_init,
+            output_layer_init_method=_init,
+            **options,
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.third(self.second(torch.nn.functional.gelu(self.first(x))))
+
+
+def _init(weight: torch.Tensor) -> None:
+    torch.nn.init.normal_(weight, std=0.2)
+
+
+def _trained(run: Run, activation: str, sequence: bool, tp_group: Any) -> Weights:
+    """Ranks of a tp_group see the same tokens, or their part of the sequence."""
+    tp_rank = 0 if tp_group is None else torch.distributed.get_rank(tp_group)
+
+    def loss(model: torch.nn.Module, number: int) -> torch.Tensor:
+        x = torch.rand(SEQUENCE, BATCH, WIDTH, generator=torch.Generator().manual_seed(number))
+        if sequence and tp_group is not None:
+            x = x.chunk(TP)[tp_rank]
+        return model(x).sin().sum() / 100
+
+    model = built(lambda: Model(activation, sequence, tp_group, run.group))
+    run.train(model, torch.optim.SGD(model.parameters(), lr=1e-1), steps=3, loss=loss)
+    return {name: run.logical(each).detach().clone() for name, each in model.named_parameters()}
+
+
+def _on_rank(rank: int, etp_size: int) -> list[Weights]:
+    """Tensor parallelism over neighbours, ETP across."""
+    tp_groups = [torch.distributed.new_group([TP * i, TP * i + 1]) for i in range(etp_size)]
+    etp_groups = [torch.distributed.new_group([i, i + TP]) for i in range(TP)] if etp_size > 1 else []
+    tp_group = tp_groups[rank // TP]
+    if not etp_groups:
+        return [_trained(Run(2), *case, tp_group) for case in CASES]
+    with etp.init_group(etp_groups[rank % TP], timeout=30) as group:
+        return [_trained(Run(2, rank // TP, group), *case, tp_group) for case in CASES]
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[int, list[list[Weights]]]:
+    return {size: launch(functools.partial(_on_rank, etp_size=size), TP * size) for size in (1, 2)}
+
+
+def _part(name: str, whole: torch.Tensor, rank: int, activation: str) -> torch.Tensor:
+    """By the rules of Megatron."""
+    if name in ("second.weight", "third.fc2_weight"):
+        return whole.chunk(TP, 1)[rank]
+    if name in ("first.weight", "first.bias"):
+        return whole.chunk(TP)[rank]
+    if name.startswith("third.fc1"):
+        halves = whole.chunk(2 if activation == "swiglu" else 1)
+        return torch.cat([each.chunk(TP)[rank] for each in halves])
+    return whole
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_close_to_the_unsharded_model(trained: dict[int, list[list[Weights]]], case: tuple[str, bool]) -> None:
+    torch.set_num_threads(1)
+    expected = _trained(Run(2), *case, None)
+    before = dict(built(lambda: Model(*case, None, None)).named_parameters())
+    for rank, found in enumerate(trained[1]):
+        for name, value in found[CASES.index(case)].items():
+            part = _part(name, expected[name], rank, case[0])
+            torch.testing.assert_close(value, part, rtol=1e-4, atol=1e-6)
+            moved = (part - _part(name, before[name], rank, case[0])).abs().max()
+            assert moved > 1e-4, name  # a gradient that is missing, or twice there, would show
+
+
+def test_every_etp_size_gives_the_same_bytes(trained: dict[int, list[list[Weights]]]) -> None:
+    for rank, found in enumerate(trained[2]):
+        for mine, other in zip(found, trained[1][rank % TP], strict=True):
+            assert mine.keys() == other.keys()
+            assert all(torch.equal(mine[name], other[name]) for name in mine)
