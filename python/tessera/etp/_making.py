@@ -71,12 +71,12 @@ def require_same_digests(group: Group, names: Sequence[str], digests: Sequence[b
     whole = b"".join(digests)
     for rank, other in enumerate(group.core.exchange("the model's digests", whole)):
         if len(other) != len(whole):
-            raise MismatchError(f"shard_module_: ranks {group.rank} and {rank} have different numbers of parameters")
+            raise MismatchError(f"ranks {group.rank} and {rank} have different numbers of parameters")
         for i, name in enumerate(names):
             if other[i * _DIGEST : (i + 1) * _DIGEST] != digests[i]:
                 raise MismatchError(
-                    f"shard_module_: {name} differs between ranks {group.rank} and {rank}: build the model from the "
-                    "same seed or checkpoint on all ranks"
+                    f"{name} differs between ranks {group.rank} and {rank}: build the model from the same "
+                    "seed or checkpoint on all ranks"
                 )
 
 

@@ -73,7 +73,7 @@ def clip_grad_norm_(
     """
     if isinstance(parameters, torch.Tensor):
         parameters = [parameters]
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [_gradient_of(parameter) for parameter in parameters if parameter.grad is not None]
     total = torch.tensor(_norms(gradients, float(norm_type), together=True)[0] if gradients else 0.0).double()
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise InvalidArgumentError(
@@ -85,6 +85,14 @@ def clip_grad_norm_(
         for kind in {(type(each), each.dtype) for each in rows}:
             torch._foreach_mul_([each for each in rows if (type(each), each.dtype) == kind], factor)
     return total
+
+
+def _gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    """Of a sharded parameter as such, also one that the caller has set, such as its main_grad."""
+    gradient = parameter.grad
+    assert gradient is not None
+    weight = getattr(parameter, "etp", None)
+    return gradient if weight is None or type(gradient) is ShardedGradient else typed(gradient, weight)
 
 
 def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[float]:

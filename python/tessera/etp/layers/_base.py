@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from ..._arguments import choice, flag, text
+from ..._arguments import choice, flag, text, whole
 from ..._errors import InvalidArgumentError
 from .._group import Group
 from .._making import add_weight, digest_of, require_same_digests
@@ -118,6 +118,8 @@ class Layer(Constructed):
 
     def _declare(self, name: str, declared: Declared) -> None:
         self._declared[name] = declared
+        for each in declared.shape:
+            whole(f"{self.name}.{name}: an extent", each, 1)
         shape = self._tp.shape_of(declared.shape, declared.cut, declared.halves, f"{self.name}.{name}")
         self.register_parameter(name, torch.nn.Parameter(torch.empty(shape, dtype=self.params_dtype, device="meta")))
 
