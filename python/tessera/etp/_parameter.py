@@ -18,6 +18,7 @@ from ._generic import Call
 from ._generic import expects_backward as will_return
 from ._group import Group
 from ._inline import Stand
+from ._main_grad import Lent, main_grad_of
 from ._norms import plain, typed
 from ._refusals import refuse_fully_shard
 from ._routes import Route, route_of
@@ -105,12 +106,15 @@ class ShardedParameter(torch.nn.Parameter):
     def get_wgrad_tensor(self) -> torch.Tensor:
         """Room for this rank's gradient of the whole weight, [F, K], not initialised, for a hand-written autograd
         function. It is written once, and given to reduce_wgrad() in the same backward."""
-        return self.etp.lend_room()
+        return self.etp.lent.lend(*self.etp.room())
 
     def reduce_wgrad(self, gradient: torch.Tensor) -> None:
         """Sends what get_wgrad_tensor() gave to the ranks that own its rows; it must not be used afterwards. Within a
         backward."""
-        self.etp.take_room(gradient)
+        weight = self.etp
+        buffer = weight.lent.take(gradient, weight.name)
+        weight.model.enter_backward()
+        weight.produce(buffer)
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise InvalidArgumentError(
@@ -180,23 +184,6 @@ def _first(values: Iterable[Any]) -> ShardedParameter | None:
         if isinstance(found, ShardedParameter):
             return found
     return None
-
-
-def main_grad_of(parameter: torch.Tensor, name: str, shape: torch.Size) -> torch.Tensor:
-    """Where gradients of a weight with fuse_wgrad_accumulation=True are added."""
-    found = getattr(parameter, "main_grad", None)
-    if not isinstance(found, torch.Tensor):
-        raise InvalidArgumentError(
-            f"{name} has fuse_wgrad_accumulation=True and no main_grad: set it to zeros of {tuple(shape)} in float32 "
-            "or bfloat16"
-        )
-    possible = found.dtype in (torch.float32, torch.bfloat16) and found.device.type == "cpu" and found.is_contiguous()
-    if found.shape != shape or not possible:
-        raise InvalidArgumentError(
-            f"{name}: main_grad is {tuple(found.shape)} of {found.dtype} on {found.device}: it has to be contiguous "
-            f"{tuple(shape)} of float32 or bfloat16 in host memory"
-        )
-    return found
 
 
 class PostHooks:
@@ -278,7 +265,7 @@ class Weight:
         self._memory: torch.Tensor | None = None
         self._direct = True
         self._registered = 0
-        self._lent: dict[int, _core.GradientBuffer] = {}  # by address
+        self.lent = Lent()
         self._stand: torch.Tensor | None = None
 
     @property
@@ -365,21 +352,6 @@ class Weight:
 
     def produce(self, buffer: _core.GradientBuffer) -> None:
         self.model.runtime.produce(buffer)
-
-    def lend_room(self) -> torch.Tensor:
-        buffer, into = self.room()
-        self._lent[into.data_ptr()] = buffer
-        return into
-
-    def take_room(self, into: torch.Tensor) -> None:
-        buffer = self._lent.pop(into.data_ptr(), None)
-        if buffer is None:
-            raise InvalidArgumentError(
-                f"{self.name}: reduce_wgrad() got a tensor that get_wgrad_tensor() has not given, or gave before: "
-                "write into what it gives"
-            )
-        self.model.enter_backward()
-        self.produce(buffer)
 
     # --- inline
 
@@ -470,7 +442,7 @@ class Weight:
         """Makes .grad of what has been added."""
         memory, self._memory = self._memory, None
         self._stand = None
-        self._lent.clear()
+        self.lent.clear()
         if not added:
             return
         parameter = self.parameter

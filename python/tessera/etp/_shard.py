@@ -102,11 +102,12 @@ def shard_module_(
     for each in groups:
         require_same(each, [(name, parameter) for name, parameter in named if not parameter.is_meta])
     sharded = None
-    if chosen or (named and ranks > 1):
-        core = group.of_model() if dp is None or dp.size == 1 else group.with_replicas(dp)
-        runtime = make_runtime(core, reduction, publish, nonfinite, replicas)
-        sharded = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / ranks)
-    _take(model, groups, sharded, named, chosen, compute_dtype, init)
+    with torch.device("cpu"):  # whatever the default is
+        if chosen or (named and ranks > 1):
+            core = group.of_model() if dp is None or dp.size == 1 else group.with_replicas(dp)
+            runtime = make_runtime(core, reduction, publish, nonfinite, replicas)
+            sharded = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / ranks)
+        _take(model, groups, sharded, named, chosen, compute_dtype, init)
     if sharded is not None:
         sharded.runtime.start()
         sharded.watch(model)

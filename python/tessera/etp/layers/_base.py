@@ -12,9 +12,10 @@ from torch._C import DisableTorchFunctionSubclass
 from ..._arguments import choice, flag, text, whole
 from ..._errors import InvalidArgumentError
 from .._group import Group
+from .._main_grad import main_grad_of
 from .._making import add_weight, digest_of, require_same_digests
 from .._modules import Constructed, apply_linear
-from .._parameter import ShardedParameter, Weight, can_shard, main_grad_of
+from .._parameter import ShardedParameter, Weight, can_shard
 from ._runtime import LayersModel
 from ._tensor_parallel import TensorParallel
 
@@ -128,10 +129,13 @@ class Layer(Constructed):
         if self._device.type != "meta":
             self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialises all parameters, with the values of an unsharded layer; makes those that are on the meta device.
         Collective over the ETP group: every rank comes with the same random state."""
+        with torch.no_grad(), torch.device("cpu"):  # whatever the default is
+            self._reset()
+
+    def _reset(self) -> None:
         fresh = {name for name in self._declared if self._parameters[name].is_meta}  # type: ignore[union-attr]
         model = None
         if self._shards and self.etp_group is not None:
