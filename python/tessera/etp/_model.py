@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from .. import _core
 from .._closing import Closing, close_at_exit
 from .._errors import CancelledError, InvalidArgumentError
 from ._group import Group
-from ._modules import Sharded
+from ._modules import Constructed, Sharded
 from ._parameter import ShardedParameter, Weight
 from ._replicated import Replicated
 from ._state import watch_states
@@ -30,9 +30,11 @@ _joined: dict[int, list[ShardedModel]] = {}  # by backward
 
 
 def _end_of(task: int) -> None:
-    """The ranks meet for one model after another, in an order that they share."""
-    for model in sorted(_joined.pop(task, ()), key=lambda model: model.number):
-        model.leave(task)
+    """The ranks meet for one model after another, in an order that they share; also where one meeting fails, as the
+    others would be waited for."""
+    with ExitStack() as meetings:
+        for model in sorted(_joined.pop(task, ()), key=lambda model: -model.number):
+            meetings.callback(model.leave, task)
 
 
 def models_of_this_process() -> list[ShardedModel]:
@@ -117,12 +119,15 @@ class ShardedModel(Closing):
             module.register_load_state_dict_post_hook(loaded),  # type: ignore[no-untyped-call]
         ]
         for each in module.modules():
-            owns = any(
-                isinstance(parameter, ShardedParameter) and parameter.etp.model is self
+            models = [
+                parameter.etp.model
                 for parameter in each._parameters.values()
-            )
-            if owns:
-                self._handles += watch_states(each, self)
+                if isinstance(parameter, ShardedParameter)
+            ]
+            owns = self in models
+            if not isinstance(each, Constructed):  # those are watched; but their weights may be tied to other modules'
+                for model in dict.fromkeys(models):
+                    self._handles += watch_states(each, model)
             if each is module or (owns and not isinstance(each, Sharded)):
                 self._handles += [
                     each.register_forward_pre_hook(enter),
@@ -216,7 +221,12 @@ class ShardedModel(Closing):
             self.micro_batch += 1
 
     def _recover(self) -> None:
-        """After a backward or an optimiser's step that failed: the other ranks are told, or get its weights."""
+        """After a backward or an optimiser's step that failed: the other ranks are told, or get its weights; those of
+        all models that meet together, in the order of meetings."""
+        for each in sorted({self, *self.companions}, key=lambda model: model.number):
+            each._recover_alone()
+
+    def _recover_alone(self) -> None:
         if self.updating:
             self.end_update()
         if self._tasks:

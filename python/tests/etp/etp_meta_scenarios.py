@@ -101,6 +101,9 @@ def layers_in_a_model_that_is_sharded(run: Run) -> Any:
         for parameter in model.parameters():
             parameter.mul_(0.5)
     run.train(model, adamw(model.parameters()))
+    found.append(run.weights(model))
+    model.load_state_dict(built(lambda: Mixed(Run(1)), 9).state_dict())
+    run.train(model, adamw(model.parameters()))
     if run.group is None:
         return found, run.weights(model), as_bytes(model(batch(3)[0]))
     trained = run.weights(model)
