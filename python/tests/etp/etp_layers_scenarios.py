@@ -308,7 +308,9 @@ def main_gradients(run: Run) -> Any:
             else:
                 run.backward(model)
             assert all(each.grad is None for each in weights)
-        found.append([as_bytes(run.logical(each.main_grad, each if hasattr(each, "etp") else None)) for each in weights])
+        found.append(
+            [as_bytes(run.logical(each.main_grad, each if hasattr(each, "etp") else None)) for each in weights]
+        )
         if run.group is not None and run.size > 1:
             assert sorted(i for i, _ in seen) == sorted([*range(len(weights))] * steps)
             assert all(each.grad_added_to_main_grad for each in weights)

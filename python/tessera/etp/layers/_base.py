@@ -16,6 +16,7 @@ from .._main_grad import main_grad_of
 from .._making import add_weight, digest_of, require_same_digests
 from .._modules import Constructed, apply_linear
 from .._parameter import ShardedParameter, Weight, can_shard
+from .._views import update
 from ._runtime import LayersModel
 from ._tensor_parallel import TensorParallel
 
@@ -132,35 +133,42 @@ class Layer(Constructed):
     def reset_parameters(self) -> None:
         """Initialises all parameters, with the values of an unsharded layer; makes those that are on the meta device.
         Collective over the ETP group: every rank comes with the same random state."""
-        with torch.no_grad(), torch.device("cpu"):  # whatever the default is
-            self._reset()
-
-    def _reset(self) -> None:
         fresh = {name for name in self._declared if self._parameters[name].is_meta}  # type: ignore[union-attr]
-        model = None
-        if self._shards and self.etp_group is not None:
-            model = LayersModel.of(self.etp_group, self._publish, self._reduction) if fresh else self._model()
-        rewritten = self.weights() if model is not None and not fresh else []
-        if model is not None and rewritten:
-            model.begin_update(rewritten)
+        with torch.no_grad(), torch.device("cpu"):  # whatever the default is
+            if fresh:
+                self._make_parameters(fresh)
+                return
+            with update(self):
+                self._fill(self._rewrite)
+
+    def _fill(self, put: Callable[[str, Declared, torch.nn.Parameter], None]) -> None:
+        """Calls it with each parameter that is filled, one after another."""
         digests = []
         for name, declared in self._declared.items():
             full = self._filled(name, declared)
-            if model is not None:
+            if self._shards:
                 digests.append(digest_of(f"{self.name}.{name}", full))
-            if name in fresh:
-                self._parameters[name] = self._made(name, declared, full, model)
-            elif not fresh:  # else it is another layer's, which has initialised it
-                self._rewrite(name, full)
-        if model is None or self.etp_group is None:
-            return
-        try:
+            put(name, declared, full)
+        if self._shards and self.etp_group is not None:
             require_same_digests(self.etp_group, [f"{self.name}.{name}" for name in self._declared], digests)
+
+    def _make_parameters(self, names: set[str]) -> None:
+        """In place of those on the meta device; others are tied to a layer that has initialised them."""
+        model = None
+        if self._shards and self.etp_group is not None:
+            model = LayersModel.of(self.etp_group, self._publish, self._reduction)
+
+        def put(name: str, declared: Declared, full: torch.nn.Parameter) -> None:
+            if name in names:
+                self._parameters[name] = self._made(name, declared, full, model)
+
+        try:
+            self._fill(put)
         except Exception:
-            model.take_no_more()
+            if model is not None:
+                model.take_no_more()
             raise
-        if rewritten:
-            model.end_update()
+        if model is None:
             return
         experts = [each.number for each in self._weights_named(self._experts) if each.model is model]
         if len(experts) > 1:
@@ -175,7 +183,7 @@ class Layer(Constructed):
         with DisableTorchFunctionSubclass():
             return torch.nn.Parameter(part, requires_grad=old is None or old.requires_grad)
 
-    def _rewrite(self, name: str, full: torch.nn.Parameter) -> None:
+    def _rewrite(self, name: str, declared: Declared, full: torch.nn.Parameter) -> None:
         old = self._parameters[name]
         assert old is not None
         if isinstance(old, ShardedParameter):
@@ -203,12 +211,6 @@ class Layer(Constructed):
             _add_to_main_grad(full, f"{self.name}.{name}")
         old.etp_made = made  # type: ignore[union-attr]
         return made
-
-    def _model(self) -> LayersModel | None:
-        for weight in self.weights():
-            if isinstance(weight.model, LayersModel):
-                return weight.model
-        return None
 
     def weights(self) -> list[Weight]:
         """Those that are sharded."""
