@@ -26,7 +26,7 @@ def main_grad_of(parameter: torch.Tensor, name: str, shape: torch.Size) -> torch
 
 
 class Lent:
-    """Room for gradients of a weight that its users have and have not given back yet."""
+    """Room for gradients of a weight, until reduce_wgrad() gets it."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, _core.GradientBuffer] = {}  # by address
