@@ -88,8 +88,8 @@ def shard_module_(
         raise AlreadyExistsError("shard_module_: the model is sharded already: etp.unshard_() undoes it")
     if dp is not None and layers:
         raise InvalidArgumentError(
-            f"shard_module_: dp= and layers that were constructed sharded ({_first_layer(model)}): these have no replicas; "
-            "leave out dp=, or construct plain layers"
+            f"shard_module_: dp= of a model whose layer {_first_layer(model)} was constructed sharded, without "
+            "replicas: leave out dp=, or construct a plain layer"
         )
     require_shardable(model, named)
     chosen = _chosen(named, ranks, filter, min_elements, formats or {})
@@ -99,8 +99,8 @@ def shard_module_(
             f"min_elements={min_elements}"
         )
     groups = [group] if dp is None else [group, dp]
-    for each in groups:
-        require_same(each, [(name, parameter) for name, parameter in named if not parameter.is_meta])
+    for one in groups:
+        require_same(one, [(name, parameter) for name, parameter in named if not parameter.is_meta])
     sharded = None
     with torch.device("cpu"):  # whatever the default is
         if chosen or (named and ranks > 1):
@@ -158,7 +158,9 @@ def _take(
 
 
 def _first_layer(model: torch.nn.Module) -> str:
-    return next(name for name, module in model.named_modules() if isinstance(module, Constructed))
+    found = ((name, module) for name, module in model.named_modules() if isinstance(module, Constructed))
+    name, module = next(found)
+    return name or type(module).__name__
 
 
 def _of_layers(model: torch.nn.Module) -> set[int]:
