@@ -5,6 +5,7 @@
 #include "base/framing.h"
 #include "base/message.h"
 #include "collective/group.h"
+#include "collective/hostile_testing.h"
 #include "collective/messages.h"
 #include "collective/movement/gather.h"
 #include "collective/shared/page.h"
@@ -56,13 +57,7 @@ class HostilePeer {
   HostilePeer() : pages_(SharedPages::create_in_process(Page::bytes_for(kGroupSlots), kKey)) {
     const Page page = Page::create(pages_->data(), 1, 2, kGroupSlots);
     page.set_state(RankState::kHere);
-    const Exchange exchange = [](const std::string& own) {
-      auto other = read_message<Bootstrap>(std::as_bytes(std::span(own)), "own");
-      other.rank = 1;
-      other.key = kKey;
-      const auto bytes = message_bytes(other);
-      return std::vector<std::string>{own, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}};
-    };
+    const Exchange exchange = [](const std::string& own) { return blobs_of_two(own, kKey); };
     group_ = Group::form(exchange, {.rank = 0,
                                     .size = 2,
                                     .name = "fuzz",

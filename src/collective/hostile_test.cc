@@ -9,6 +9,7 @@
 
 #include "base/socket.h"
 #include "collective/group_testing.h"
+#include "collective/hostile_testing.h"
 #include "collective/messages.h"
 #include "collective/shared/bells.h"
 #include "collective/shared/page.h"
@@ -33,13 +34,7 @@ class Hostile : public testing::Test {
 
   Hostile() {
     page_.set_state(RankState::kHere);
-    const Exchange exchange = [](const std::string& own) {
-      auto other = read_message<Bootstrap>(std::as_bytes(std::span(own)), "own");
-      other.rank = 1;
-      other.key = kKey;
-      const auto bytes = message_bytes(other);
-      return std::vector<std::string>{own, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}};
-    };
+    const Exchange exchange = [](const std::string& own) { return blobs_of_two(own, kKey); };
     group_ = Group::form(exchange, {.rank = 0,
                                     .size = 2,
                                     .name = "hostile",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -20,11 +19,10 @@ from ._group import Group
 from ._inline import Stand
 from ._main_grad import Lent, main_grad_of
 from ._norms import plain, typed
+from ._post_hooks import PostHook, PostHooks
 from ._refusals import refuse_fully_shard
 from ._routes import Route, route_of
 from ._rows import spread_rows
-
-PostHook = Callable[[torch.Tensor], None]
 
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -184,28 +182,6 @@ def _first(values: Iterable[Any]) -> ShardedParameter | None:
         if isinstance(found, ShardedParameter):
             return found
     return None
-
-
-class PostHooks:
-    """What is called once a gradient has been added."""
-
-    def __init__(self, hooks: dict[int, PostHook] | None = None) -> None:
-        self.entries: dict[int, PostHook] = OrderedDict() if hooks is None else hooks
-
-    def register(self, hook: PostHook) -> RemovableHandle:
-        handle = RemovableHandle(self.entries)
-        self.entries[handle.id] = hook
-        return handle
-
-    def call(self, parameter: torch.Tensor) -> None:
-        for hook in self:
-            hook(parameter)
-
-    def __iter__(self) -> Iterator[PostHook]:
-        return iter(list(self.entries.values()))
-
-    def __bool__(self) -> bool:
-        return bool(self.entries)
 
 
 class Weight:

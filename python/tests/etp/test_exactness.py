@@ -1,14 +1,15 @@
-"""Every scenario gives the bytes of plain torch, on 2 ranks and on 3 or 4 where the mean is exact."""
+"""Every scenario, of modules that the package knows and of others, gives the bytes of plain torch on 2 and 4 ranks."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import etp_generic_scenarios
 import etp_scenarios
 import pytest
 from etp_models import on_ranks, plainly, scenarios_of
 
-SCENARIOS = scenarios_of(vars(etp_scenarios))
+SCENARIOS = scenarios_of(vars(etp_scenarios)) | scenarios_of(vars(etp_generic_scenarios))
 
 
 @pytest.fixture(scope="module", params=[2, 4])

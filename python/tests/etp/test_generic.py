@@ -1,33 +1,12 @@
-"""Any module: every scenario gives the bytes of plain torch; and what stays in memory between forward and backward."""
+"""Any module: what stays in memory between forward and backward."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import etp_generic_scenarios
-import pytest
 import torch
 import torch.nn.functional as F
-from etp_models import on_ranks, plainly, scenarios_of
 from tessera import etp
 from torch.utils.checkpoint import checkpoint
 from torch_ranks import launch
-
-SCENARIOS = scenarios_of(vars(etp_generic_scenarios))
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def found(request: pytest.FixtureRequest) -> tuple[int, dict[str, list[Any]]]:
-    return request.param, on_ranks(SCENARIOS, request.param)
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_bytes_are_those_of_plain_torch(found: tuple[int, dict[str, list[Any]]], name: str) -> None:
-    size, ranks = found
-    expected = plainly(SCENARIOS[name], size)
-    for rank in ranks[name]:
-        assert rank == expected
-
 
 LAYERS, ROWS, COLUMNS = 6, 512, 512
 FULL = ROWS * COLUMNS * 4
