@@ -243,10 +243,11 @@ void bind_weights(nb::class_<Runtime>& bound) {
            "A DLPack capsule over this rank's rows; None where it has none.")
       .def(
           "set_gradient",
-          [](Runtime& runtime, WeightId weight, uintptr_t rows, const std::string& dtype) {
-            runtime.set_gradient(weight, at_address<void>(rows), parse_dtype(dtype));
+          [](Runtime& runtime, WeightId weight, uintptr_t rows, const std::string& dtype, bool empty) {
+            runtime.set_gradient(weight, at_address<void>(rows), parse_dtype(dtype), empty);
           },
-          nb::arg("weight"), nb::arg("rows"), nb::arg("dtype"), "Where folds add; 0: memory of the runtime's own.")
+          nb::arg("weight"), nb::arg("rows"), nb::arg("dtype"), nb::arg("empty") = false,
+          "Where folds add; 0: memory of the runtime's own. `empty`: the first fold does not read it.")
       .def("take_gradient", take_gradient, nb::arg("weight"), nb::arg("to"),
            "Moves what has been folded into the runtime's own memory to an address.")
       .def("set_frozen", &Runtime::set_frozen, nb::arg("weight"), nb::arg("frozen"), released)

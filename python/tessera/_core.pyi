@@ -1010,8 +1010,10 @@ class EtpRuntime:
     def shard(self, weight: int) -> Any:
         """A DLPack capsule over this rank's rows; None where it has none."""
 
-    def set_gradient(self, weight: int, rows: int, dtype: str) -> None:
-        """Where folds add; 0: memory of the runtime's own."""
+    def set_gradient(self, weight: int, rows: int, dtype: str, empty: bool = False) -> None:
+        """
+        Where folds add; 0: memory of the runtime's own. `empty`: the first fold does not read it.
+        """
 
     def take_gradient(self, weight: int, to: int) -> None:
         """

@@ -37,40 +37,39 @@ class Linear(torch.autograd.Function):
         trains = anchor is not None
         phase = weight.model.phase()
         full, version = weight.gather(phase, trains and expects_backward(phase))
-        ctx.weight, ctx.version, ctx.trains, ctx.as_stored, ctx.dtype = weight, version, trains, as_stored, dtype
-        ctx.flattens = x.dim() == 2 or x.is_contiguous()
+        ctx.use = (weight, version, dtype, as_stored, x.dim() == 2 or x.is_contiguous())
         if trains:
             ctx.save_for_backward(x)
         return multiply(x, full if full.dtype is dtype else full.to(dtype), bias, as_stored)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        weight: Weight = ctx.weight
+        weight: Weight
+        weight, version, dtype, as_stored, flattens = ctx.use
         refuse_twice(weight)
         weight.model.enter_backward()
         x = None
-        if ctx.trains:
+        wants_x, wants_bias, trains, *_ = ctx.needs_input_grad
+        if trains:
             (x,) = ctx.saved_tensors
-            x = x.reshape(-1, x.shape[-1])
-        flat = gradient.reshape(-1, gradient.shape[-1])
+            x = _flat(x)
+        flat = _flat(gradient)
         dgrad = None
-        if ctx.needs_input_grad[0]:
-            full, _ = weight.gather("bwd", version=ctx.version)
-            if full.dtype is not ctx.dtype:
-                full = full.to(ctx.dtype)
-            second = full if ctx.as_stored else full.t()
-            dgrad = second.mm(flat.t()).t() if x is not None and _is_column_major(x) else flat.mm(second.t())
-            dgrad = dgrad.reshape(*gradient.shape[:-1], second.shape[0])
-            del full, second
+        if wants_x:
+            full, _ = weight.gather("bwd", version=version)
+            dgrad = _dgrad(flat, full if full.dtype is dtype else full.to(dtype), x, as_stored)
+            del full
+            if gradient.dim() != 2:
+                dgrad = dgrad.reshape(*gradient.shape[:-1], dgrad.shape[-1])
         if x is not None:
             buffer, into = weight.room()
-            first, second = (x, flat) if ctx.as_stored else (flat, x)
-            if into.dtype == ctx.dtype:
+            first, second = (x, flat) if as_stored else (flat, x)
+            if into.dtype is dtype:
                 torch.mm(first.t(), second, out=into)
             else:
                 into.copy_(first.t().mm(second))
             weight.produce(buffer)
-        bias = (flat if ctx.flattens else gradient) if ctx.needs_input_grad[1] else None  # autograd sums it
+        bias = (flat if flattens else gradient) if wants_bias else None  # autograd sums it
         return dgrad, bias, None, None, None, None
 
 
@@ -86,8 +85,14 @@ def multiply(x: torch.Tensor, full: torch.Tensor, bias: torch.Tensor | None, as_
     return product if bias is None else product.add_(bias)
 
 
-def _is_column_major(x: torch.Tensor) -> bool:
-    return x.stride(0) == 1 and x.stride(1) == x.shape[0]
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+
+
+def _dgrad(flat: torch.Tensor, full: torch.Tensor, x: torch.Tensor | None, as_stored: bool) -> torch.Tensor:
+    if x is not None and x.stride() == (1, x.shape[0]):  # column-major: so is autograd's product
+        return (full if as_stored else full.t()).mm(flat.t()).t()
+    return flat.mm(full.t() if as_stored else full)
 
 
 class Embedding(torch.autograd.Function):

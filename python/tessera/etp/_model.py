@@ -267,7 +267,7 @@ class ShardedModel(Closing):
                     weight.after_drain(weight.number in added)
                 changed = [each for each in self.replicated if each.take()]
         for weight in self.weights:
-            if weight.hooks and weight.number in added:
+            if weight.hooks.entries and weight.number in added:
                 weight.hooks.call(weight.parameter)
         for replicated in changed:
             replicated.hooks.call(replicated.parameter)
@@ -292,8 +292,9 @@ class ShardedModel(Closing):
         if self._tasks and _task_of_this_backward() == _NO_TASK:
             self._recover()
         updated = list(weights)
-        for weight in updated:
-            weight.require_in_place()
+        with DisableTorchFunctionSubclass():
+            for weight in updated:
+                weight.require_in_place()
 
         def meeting() -> list[tuple[int, int, int]]:
             self.runtime.begin_update([weight.number for weight in updated])

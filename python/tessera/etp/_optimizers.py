@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
-from torch._C import _disabled_torch_function_impl
+from torch._C import DisableTorchFunctionSubclass, _disabled_torch_function_impl
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .._errors import InvalidArgumentError
@@ -96,11 +96,12 @@ def is_elementwise(kind: type[torch.optim.Optimizer]) -> bool:
 def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
     """The weights that it may write, by model, in an order that all ranks share."""
     found: dict[int, tuple[Model, list[Weight]]] = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if isinstance(parameter, ShardedParameter) and parameter.requires_grad:
-                weight = parameter.etp
-                found.setdefault(weight.model.number, (weight.model, []))[1].append(weight)
+    with DisableTorchFunctionSubclass():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if isinstance(parameter, ShardedParameter) and parameter.requires_grad:
+                    weight = parameter.etp
+                    found.setdefault(weight.model.number, (weight.model, []))[1].append(weight)
     return [found[number] for number in sorted(found)]
 
 
@@ -127,13 +128,14 @@ def _begin(optimizer: torch.optim.Optimizer, updates: Updates) -> None:
         model.begin_update(weights)
     # Elementwise work needs no type that watches for norms.
     swapped = []
-    for _, weights in updates:
-        for weight in weights:
-            parameter = weight.parameter
-            gradient = parameter.grad
-            if type(gradient) is ShardedGradient:
-                parameter.grad = gradient.rows
-                swapped.append((parameter, gradient))
+    with DisableTorchFunctionSubclass():
+        for _, weights in updates:
+            for weight in weights:
+                parameter = weight.parameter
+                gradient = parameter.grad
+                if type(gradient) is ShardedGradient:
+                    parameter.grad = gradient.rows
+                    swapped.append((parameter, gradient))
     _under_way[id(optimizer)] = (updates, swapped)
 
 
@@ -166,9 +168,10 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
 
 def _after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     updates, swapped = _under_way.pop(id(optimizer), ([], []))
-    for parameter, gradient in swapped:
-        if parameter.grad is gradient.rows:
-            parameter.grad = gradient
+    with DisableTorchFunctionSubclass():
+        for parameter, gradient in swapped:
+            if parameter.grad is gradient.rows:
+                parameter.grad = gradient
     for model, _weights in updates:
         model.end_update()
 

@@ -240,7 +240,7 @@ class Weight:
         # Of the round in flight: where folds add, and whether that is what .grad is or becomes.
         self._memory: torch.Tensor | None = None
         self._direct = True
-        self._registered = 0
+        self._registered = (0, False)  # an address, and whether a fold has yet to write there
         self.lent = Lent()
         self._stand: torch.Tensor | None = None
 
@@ -389,14 +389,15 @@ class Weight:
             return
         with DisableTorchFunctionSubclass():
             grad = parameter.grad
-            self._direct = not parameter._backward_hooks and self.dtype != torch.float16
-        if self._direct and grad is not None and grad.is_contiguous():
-            self._memory = grad
-        else:
-            self._direct = self._direct and grad is None
-            dtype = torch.float32 if self.dtype == torch.float16 else self.dtype
-            self._memory = torch.zeros(self.local.shape, dtype=dtype)
-        self._point_at(self._memory)
+            direct = not parameter._backward_hooks and self.dtype is not torch.float16
+            if direct and grad is not None and grad.is_contiguous():
+                self._memory, self._direct = grad, True
+                self._point_at(grad)
+                return
+        self._direct = direct and grad is None
+        dtype = torch.float32 if self.dtype is torch.float16 else self.dtype
+        self._memory = torch.empty_like(self.local, dtype=dtype)
+        self._point_at(self._memory, empty=True)
 
     def before_drain(self) -> None:
         """Other ranks may have gradients for these rows where this one had none."""
@@ -407,12 +408,12 @@ class Weight:
         else:
             self._point_at(None)
 
-    def _point_at(self, memory: torch.Tensor | None) -> None:
-        address = 0 if memory is None else memory.data_ptr()
-        if address != self._registered:
+    def _point_at(self, memory: torch.Tensor | None, empty: bool = False) -> None:
+        place = (0 if memory is None else memory.data_ptr(), empty)
+        if place != self._registered:
             name = dtype_name(self.dtype if memory is None else memory.dtype)
-            self.model.runtime.set_gradient(self.number, address, name)
-            self._registered = address
+            self.model.runtime.set_gradient(self.number, place[0], name, empty)
+            self._registered = place
 
     def after_drain(self, added: bool) -> None:
         """Makes .grad of what has been added."""
@@ -421,6 +422,7 @@ class Weight:
         self.lent.clear()
         if not added:
             return
+        self._registered = (self._registered[0], False)
         parameter = self.parameter
         if self.fuses:
             parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
@@ -430,7 +432,7 @@ class Weight:
             self._direct = parameter.grad is None and not parameter._backward_hooks
         if self._direct:
             if parameter.grad is None:
-                parameter.grad = typed(memory.to(self.dtype), self)
+                parameter.grad = typed(memory if memory.dtype is self.dtype else memory.to(self.dtype), self)
             return
         gradient = memory.to(self.dtype)
         for hook in list((parameter._backward_hooks or {}).values()):
@@ -480,7 +482,7 @@ class Weight:
                 self._refuse_memory()
 
     def require_in_place(self) -> None:
-        """Throws if the parameter's memory is not the shard any more."""
+        """Throws if the parameter's memory is not the shard any more. Called where torch sees no subclasses."""
         if self.parameter.data_ptr() != self.address:
             self._refuse_memory()
 

@@ -69,6 +69,7 @@ def test_a_store_without_torch_distributed() -> None:
 
 
 def _interrupted(rank: int) -> str:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     group = etp.init_group(timeout=60)
     model = etp.shard_module_(built(), group)
     torch.distributed.barrier()
