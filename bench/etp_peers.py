@@ -264,6 +264,7 @@ def timed(contender: Contender, steps: int) -> tuple[float, float]:
 def remember(rank: int, size: int, folder: str, names: list[str], options: argparse.Namespace, answer: Any) -> None:
     """Answers the memory of one contender, and what of it is state; in bytes."""
     with joined(rank, size, folder) as group:
+        warm_up()
         before = taken()
         contender = KINDS[names[0]].make(options, group)
         contender.step()
@@ -283,6 +284,15 @@ def remember(rank: int, size: int, folder: str, names: list[str], options: argpa
         over.set()
         watcher.join()
         answer.put((rank, (most - before, sum(each.nbytes for each in contender.state()))))
+
+
+def warm_up() -> None:
+    """Imports what torch imports late, and starts its allocators."""
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    gc.collect()
 
 
 def taken() -> int:
@@ -394,7 +404,9 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for the processes of one measurement")
     parser.add_argument("--json", action="store_true", help="print every figure as JSON")
     options = parser.parse_args()
-    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, "torch.distributed.fsdp"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["__main__", "torch._dynamo", "torch.distributed.fsdp"]
+    )
     count = sum(parameter.numel() for parameter in built(options).parameters())
     found, good = [], True
     if not options.json:

@@ -14,6 +14,7 @@ from torch._C import DisableTorchFunctionSubclass
 from .. import _core
 from .._errors import InvalidArgumentError, UnimplementedError
 from ._inline import GatherInline
+from ._saved_tensors import innermost_hooks
 
 _recomputation = "_recomputation_hook"
 _NO_TASK = -1
@@ -63,7 +64,7 @@ def expects_backward(phase: str) -> bool:
     repeats only for its saved tensors will not: the first one's backward comes."""
     if phase != "recompute":
         return True
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    hooks = innermost_hooks()
     return hooks is None or _recomputation not in getattr(hooks[0], "__qualname__", "")
 
 
@@ -181,7 +182,7 @@ class Call:
         if not torch.is_grad_enabled():
             return self._wrap(func(*args, **kwargs))
         # The innermost hooks are the only ones that autograd calls: they pass on what is not theirs.
-        outer = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        outer = innermost_hooks()
         pack, unpack = (_keep, _kept) if outer is None else outer
         sources = self._sources
 
