@@ -59,11 +59,13 @@ class Stream;
 
 namespace tessera::etp {
 
+class CapturedStep;
 class Consumptions;
 class GatherMemory;
 class GradientPool;
 class Gradients;
 class RuntimeImpl;
+struct CapturedPart;
 
 using WeightId = uint32_t;
 inline constexpr std::chrono::nanoseconds kGroupTimeout = std::chrono::seconds(60);
@@ -285,6 +287,7 @@ struct RuntimeReport {
   int64_t gradient_bytes = 0;
   int64_t gathered_bytes = 0;
   int64_t gathered_peak_bytes = 0;
+  int64_t captured_bytes = 0;  // of both kinds of buffers: what captures have
   int64_t produced_bytes = 0;  // buffers of [F, K] gradients
   int64_t produced_peak_bytes = 0;
   int64_t replicated_bytes = 0;
@@ -304,6 +307,7 @@ struct RuntimeReport {
   int64_t room_waits = 0;     // producers that waited for one
   int64_t publications = 0;   // of weights
   int64_t max_exchanges = 0;  // for amaxes
+  int64_t replays = 0;        // of captures
   int64_t drains = 0;
   int64_t updates = 0;
   double exposed_seconds = 0;  // acquire() waited
@@ -318,6 +322,40 @@ struct RuntimeForecast {
   int64_t produced = 0;
   int64_t replicated = 0;
   int64_t total() const { return parameters + publication + gradients + gathered + produced + replicated; }
+};
+
+// Where gathered weights of captures lie, instead of memory of the device.
+struct CapturePool {
+  std::function<std::byte*(int64_t bytes)> allocate;  // at a multiple of 64 bytes; throws if there is no room
+  std::function<void(std::byte* memory, int64_t bytes)> free;
+};
+
+// A part of a step that Runtime::capture() has recorded. Move-only. It may be destroyed on any thread, also after the
+// runtime. While it lives, the addresses of its gathered weights and gradients are kept for captures.
+class CapturedStep {
+ public:
+  CapturedStep() = default;
+  CapturedStep(CapturedStep&& other) noexcept;
+  CapturedStep& operator=(CapturedStep&& other) noexcept;
+  ~CapturedStep();
+
+  explicit operator bool() const { return part_ != nullptr; }
+  // Runs it once more: with the present versions of the weights, and gradients for the present rounds. `micro_batch` is
+  // added to those that it was captured with. Not collective. Returns once its streams have been given everything; on
+  // the calling thread's stream, once it has run. Waits as gradient_buffer() and acquire() do. Throws
+  // Error(kInvalidArgument), with nothing done, in an update, for a weight that is not published or was frozen since,
+  // inside of a capture, and once the runtime is closed. After another error, such as kPeerLost, it has run up to
+  // there: as after a backward that failed, abandon() the interval; then it may be replayed again.
+  void replay(int micro_batch = 0);
+  // That the program gave to the stream of RuntimeOptions::compute.
+  size_t operations() const;
+
+ private:
+  friend class Runtime;
+  void reset() noexcept;
+
+  std::weak_ptr<RuntimeImpl> runtime_;
+  std::shared_ptr<CapturedPart> part_;
 };
 
 class Runtime {
@@ -405,6 +443,27 @@ class Runtime {
   }
   // Collective. Of PublishAt::kFirstUse: now, in place of the first use.
   void publish(std::span<const WeightId> weights, const float* noop = nullptr);
+
+  // Captures --------------------------------------------------------------------------------------------------------
+
+  // Calls `part`, which runs nothing: what it gives to the stream of RuntimeOptions::compute, and the weights that it
+  // acquires and gradients that it produces there, are recorded with their addresses, to be replayed. Computation that
+  // is no operation of that stream happens once, now, with memory that holds nothing.
+  //
+  // `part` uses weights of the GRAPHED chain only, releases them before it returns, and produces only buffers that it
+  // got inside. Use::version and first_micro_batch differ between replays, and are left out. Of the calls above, only
+  // acquire(), gradient_buffer(), produce(), added() and those that only look may be made inside, by any thread; others
+  // throw Error(kInvalidArgument). What `part` throws is thrown, and nothing is captured.
+  //
+  // In a replay, gathers run `distance` uses ahead, in the order of the capture and not beyond its ends; the plan of
+  // other uses neither learns from it nor changes. Captures share their buffers, as replays run one after the other;
+  // cap_bytes bounds them apart from those of other uses. A captured gradient is copied once, to a buffer that the
+  // owners may read while the next replay writes.
+  CapturedStep capture(const std::function<void()>& part);
+  // Buffers of the GRAPHED chain come from `pool` from now on, and those that exist move there: between steps, and
+  // before anything is captured; else throws Error(kInvalidArgument). `pool` is called until the last such buffer is
+  // free: the runtime is closed and its FullWeights are released.
+  void reallocate(CapturePool pool);
 
   RuntimeReport report() const;
   RuntimeForecast forecast() const;

@@ -32,6 +32,7 @@ enum class Mutation : uint8_t {
   kUnorderedIteration,     // a list is gone through in an order that differs between ranks
   kPaddingInLogicalRows,   // rows of padding count as a weight's
   kCapturedAddressReused,  // a gather that was prepared for one buffer serves for another
+  kCaptureNotReserved,     // others get a buffer whose address a capture has
 };
 
 // What happens to a frame between two ranks.

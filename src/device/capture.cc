@@ -42,6 +42,7 @@ class Capture::Events final : public EventSource {
 
 struct Capture::Step {
   Stream* stream;
+  std::function<void()> call{};                  // of the host; else
   std::shared_ptr<const Operation> operation{};  // else an event
   bool records = false;                          // or else waits for it
   uint64_t event = 0;
@@ -80,6 +81,11 @@ void Capture::add_wait(Stream& stream, const Event& event) {
   state_->steps.push_back({.stream = &stream, .event = event.ticket()});
 }
 
+void Capture::call(std::function<void()> function) {
+  const MutexLock lock(state_->mutex);
+  state_->steps.push_back({.stream = nullptr, .call = std::move(function)});
+}
+
 size_t Capture::operations() const {
   const MutexLock lock(state_->mutex);
   size_t count = 0;
@@ -94,7 +100,9 @@ void Capture::replay() {
       fail(ErrorCode::kInvalidArgument, "stream {} is being captured: nothing can be replayed on it now"_message,
            stream->name());
   for (const Step& step : state_->steps) {
-    if (step.operation != nullptr)
+    if (step.call)
+      step.call();
+    else if (step.operation != nullptr)
       step.stream->enqueue(step.operation);
     else if (step.records)
       state_->events->set(step.event, step.stream->record_now());

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,8 +27,13 @@ class Capture {
 
   // Gives the streams all of it once more. The events of the capture stand for this replay from now on. Throws
   // Error(kInvalidArgument) if one of the streams is being captured.
+  // What a call of the host throws ends it: the streams have what came before.
   void replay();
   size_t operations() const;
+  // At this place the host calls it in each replay, between what streams are given before and after: for what has other
+  // arguments each time. A device with graphs launches one for each stretch between such calls. It does not use the
+  // capture.
+  void call(std::function<void()> function);
 
  private:
   friend class CaptureScope;

@@ -111,6 +111,32 @@ TEST(Capture, AFailureInAReplayPoisonsItsStream) {
   EXPECT_EQ(later, 1);
 }
 
+TEST(Capture, TheHostIsCalledInItsPlace) {
+  CpuDevice device;
+  const auto compute = device.caller();
+  std::vector<int> seen;
+  bool fails = false;
+  Capture capture;
+  {
+    const CaptureScope scope(capture, {compute});
+    compute->enqueue(call([&] { seen.push_back(1); }));
+    capture.call([&] {
+      if (fails) throw Error(ErrorCode::kCancelled, "not now");
+      seen.push_back(2);
+    });
+    compute->enqueue(call([&] { seen.push_back(3); }));
+  }
+  EXPECT_EQ(capture.operations(), 2u);
+  capture.replay();
+  EXPECT_THAT(seen, testing::ElementsAre(1, 2, 3));
+  fails = true;
+  EXPECT_EQ(error_of([&] { capture.replay(); }), "cancelled: not now");
+  EXPECT_THAT(seen, testing::ElementsAre(1, 2, 3, 1));
+  fails = false;
+  capture.replay();
+  EXPECT_THAT(seen, testing::ElementsAre(1, 2, 3, 1, 1, 2, 3));
+}
+
 TEST(Capture, WorksOnVirtualStreams) {
   for (const Order order : {Order::kRandom, Order::kLatestFirst, Order::kEarliestFirst}) {
     VirtualWorld world(1, order);

@@ -77,10 +77,11 @@ Stamp Consumptions::stamp_of(const Parameter& p, Plane plane) const {
   return {.weight = p.weight.id, .version = p.publication.version, .plane = plane, .dtype = p.weight.compute};
 }
 
-void Consumptions::take_buffer(const Parameter& p, Plane plane, device::Stream& stream, StateStep step,
-                               std::vector<uint32_t>& slots) {
-  const GatherMemory::Taken taken = memory_->take(p, plane, stamp_of(p, plane), step);
-  slots.push_back(taken.slot);
+uint32_t Consumptions::take_buffer(const Parameter& p, Plane plane, device::Stream& stream, StateStep step,
+                                   std::optional<uint32_t> reserved) {
+  const Stamp stamp = stamp_of(p, plane);
+  const GatherMemory::Taken taken =
+      reserved ? memory_->take_reserved(*reserved, p, plane, stamp, step) : memory_->take(p, plane, stamp, step);
   if (addresses_.size() <= taken.slot) addresses_.resize(taken.slot + 1);
   addresses_[taken.slot] = taken.data;
   stream.wait(taken.last_reader);
@@ -90,6 +91,7 @@ void Consumptions::take_buffer(const Parameter& p, Plane plane, device::Stream& 
                     .accesses = {device::write_of(taken.padding.data(), taken.padding.size())},
                     .body = [padding = taken.padding] { std::ranges::fill(padding, std::byte{0}); }});
   context_.counters.bytes_gathered += p.wire_bytes[static_cast<size_t>(plane)];
+  return taken.slot;
 }
 
 collective::GatherPart Consumptions::part_of(const Parameter& p, Plane plane, std::byte* to) const {
@@ -104,8 +106,12 @@ collective::GatherPart Consumptions::part_of(const Parameter& p, Plane plane, st
 
 void Consumptions::gather(Unit& unit, Plane plane, device::Stream& stream, StateStep step,
                           std::vector<uint32_t>& slots) {
-  memory_->make_room(unit.weights, plane);
-  for (const Parameter* p : unit.weights) take_buffer(*p, plane, stream, step, slots);
+  if (slots.empty()) {
+    memory_->make_room(unit.weights, plane);
+    for (const Parameter* p : unit.weights) slots.push_back(take_buffer(*p, plane, stream, step, std::nullopt));
+  } else {
+    for (size_t i = 0; i < slots.size(); ++i) take_buffer(*unit.weights[i], plane, stream, step, slots[i]);
+  }
   if (unit.weights.size() > 1) {
     std::vector<collective::GatherPart> parts;
     parts.reserve(unit.weights.size());
@@ -156,15 +162,27 @@ void Consumptions::await_published(const Unit& unit) {
 
 void Consumptions::gather_now(Unit& unit, Plane plane, std::vector<uint32_t>& slots) {
   device::Stream& compute = *context_.compute;
+  const bool reserved = !slots.empty();
   // What the wait throws must not poison the caller's stream.
   if (compute.runs_inline() && unpublished_owner(unit) >= 0) await_published(unit);
   gather(unit, plane, compute, StateStep::kRunNow, slots);
   if (!compute.runs_inline()) return;
   const Status status = compute.take_error();
   if (status.ok()) return;
-  for (const uint32_t slot : slots) memory_->release(slot);
-  slots.clear();
+  if (!reserved) {
+    for (const uint32_t slot : slots) memory_->release(slot);
+    slots.clear();
+  }
   status.throw_if_error();
+}
+
+device::Event Consumptions::start_gather(Unit& unit, Plane plane, std::vector<uint32_t>& slots) {
+  const GatherCost& cost = predictor_.costs()[static_cast<size_t>(&unit - units_.data())];
+  const bool small = cost.bytes(plane) <= context_.options.inline_bytes;
+  const bool at_once = small && context_.compute->runs_inline() && unpublished_owner(unit) < 0;
+  device::Stream& stream = at_once ? *context_.compute : context_.streams.gather(unit.chain);
+  gather(unit, plane, stream, StateStep::kStart, slots);
+  return stream.record();
 }
 
 void Consumptions::issue(std::span<const Prefetch> prefetches) {
@@ -176,7 +194,11 @@ void Consumptions::issue(std::span<const Prefetch> prefetches) {
     // What is not published yet is gathered when it is used, which publishes it.
     if (!stale) {
       gathering.needed_cap = cap_needed(prefetch.use);
-      if (gathering.needed_cap == 0) gather_ahead(unit, prefetch.use, gathering);
+      if (gathering.needed_cap == 0) {
+        gathering.issued = Clock::steady().now();
+        gathering.slots = idle_list();
+        gathering.arrives = start_gather(unit, prefetch.use.plane, gathering.slots);
+      }
     }
     in_flight_.push_back(std::move(gathering));
   }
@@ -184,20 +206,10 @@ void Consumptions::issue(std::span<const Prefetch> prefetches) {
 
 int64_t Consumptions::cap_needed(const Consumption& use) {
   if (!context_.options.cap_bytes) return 0;
-  const int64_t bytes = memory_->held_bytes() + predictor_.costs()[use.weight].bytes(use.plane);
+  const int64_t bytes = memory_->kept_bytes() + predictor_.costs()[use.weight].bytes(use.plane);
   if (bytes <= *context_.options.cap_bytes) return 0;
   ++context_.counters.refused;
   return bytes;
-}
-
-void Consumptions::gather_ahead(Unit& unit, const Consumption& use, InFlight& gathering) {
-  gathering.issued = Clock::steady().now();
-  gathering.slots = idle_list();
-  const bool small = predictor_.costs()[use.weight].bytes(use.plane) <= context_.options.inline_bytes;
-  const bool at_once = small && context_.compute->runs_inline() && unpublished_owner(unit) < 0;
-  device::Stream& stream = at_once ? *context_.compute : context_.streams.gather(unit.chain);
-  gather(unit, use.plane, stream, StateStep::kStart, gathering.slots);
-  gathering.arrives = stream.record();
 }
 
 Consumptions::InFlight Consumptions::take(uint64_t id) {
@@ -228,16 +240,20 @@ void Consumptions::drop(std::span<const uint64_t> prefetches) {
   }
 }
 
-void Consumptions::arrive(const InFlight& gathered) {
+void Consumptions::arrive(const device::Event& gathered) {
   if (mutated(Mutation::kSkippedWait)) return;
   if (context_.compute->runs_inline())
-    context_.device.wait_host(gathered.arrives, context_.group.deadline());
+    context_.device.wait_host(gathered, context_.group.deadline());
   else
-    context_.compute->wait(gathered.arrives);
+    context_.compute->wait(gathered);
+}
+
+void Consumptions::note_use_in_place(const Parameter& p) const {
+  ++context_.counters.in_place;
+  if (context_.compute->runs_inline()) context_.note_host_read("use", p, p.shard->data(), p.shard->bytes());
 }
 
 void Consumptions::use_in_place(Parameter& p, FullWeight& out) {
-  if (context_.compute->runs_inline()) context_.note_host_read("use", p, p.shard->data(), p.shard->bytes());
   out.keeper_ = p.shard;
   out.data_ = p.shard->data();
   out.dtype_ = p.weight.compute;
@@ -272,21 +288,25 @@ void Consumptions::take_prefetched(const Unit& unit, uint64_t id, InFlight& gath
     exposure.needed_cap = gathered.needed_cap;
     return;
   }
-  ++context_.counters.prefetched;
-  if (!gathered.arrives.done()) {
-    exposure.began = Clock::steady().now();
-    exposure.publisher = unpublished_owner(unit);
-    exposure.cause = exposure.publisher >= 0 ? ExposureCause::kNotPublished : ExposureCause::kUnderWay;
-    exposure.head_start = to_seconds(exposure.began - gathered.issued);
-  }
   try {
-    arrive(gathered);
+    await_gather(unit, gathered.arrives, gathered.issued, exposure);
   } catch (...) {
     for (const uint32_t slot : gathered.slots) memory_->drop(slot, gathered.arrives);
     static_cast<void>(context_.streams.gather(unit.chain).take_error());  // it is being told
     throw;
   }
   for (const uint32_t slot : gathered.slots) memory_->arrive(slot);
+}
+
+void Consumptions::await_gather(const Unit& unit, const device::Event& arrives, TimePoint issued, Exposure& exposure) {
+  ++context_.counters.prefetched;
+  if (!arrives.done()) {
+    exposure.began = Clock::steady().now();
+    exposure.publisher = unpublished_owner(unit);
+    exposure.cause = exposure.publisher >= 0 ? ExposureCause::kNotPublished : ExposureCause::kUnderWay;
+    exposure.head_start = to_seconds(exposure.began - issued);
+  }
+  arrive(arrives);
 }
 
 void Consumptions::note_exposure(Exposure& exposure, uint32_t unit, Plane plane) {
@@ -304,8 +324,10 @@ void Consumptions::acquire(std::span<Parameter* const> weights, Phase phase, con
   unit.used = true;
   ++context_.counters.consumptions;
   if (unit.weights.front()->weight.no_gather) {
-    ++context_.counters.in_place;
-    for (size_t i = 0; i < weights.size(); ++i) use_in_place(*weights[i], out[i]);
+    for (size_t i = 0; i < weights.size(); ++i) {
+      note_use_in_place(*weights[i]);
+      use_in_place(*weights[i], out[i]);
+    }
     return;
   }
   const Plane plane = weights.front()->weight.format.gathered(phase == Phase::kBackward ? Plane::kColumn : Plane::kRow);
@@ -387,9 +409,13 @@ PrefetchPlan Consumptions::expected_plan() const {
   return plan_prefetch(uses, costs, predictor_.options());
 }
 
-void Consumptions::begin_update() {
+void Consumptions::stop() {
   drop(predictor_.update());
   for (device::Stream* stream : context_.streams.gathers()) stream->synchronize(context_.group.deadline());
+}
+
+void Consumptions::begin_update() {
+  stop();
   exposures_.end_step();
 }
 

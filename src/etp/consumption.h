@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "collective/movement/gather.h"
+#include "etp/captured_part.h"
 #include "etp/context.h"
 #include "etp/exposure.h"
 #include "etp/gather_memory.h"
@@ -31,6 +32,25 @@ class Consumptions {
   // Fills `out`, one for each of `weights`: one weight, or all of a list of experts.
   void acquire(std::span<Parameter* const> weights, Phase phase, const Use& use, std::span<FullWeight> out);
 
+  // Captures (captured_uses.cc) ----
+
+  // Likewise while `part` is recorded: reserves addresses, and gathers nothing. Throws Error(kInvalidArgument) for
+  // weights of the ungraphed chain.
+  void capture(std::span<Parameter* const> weights, Phase phase, const Use& use, std::span<FullWeight> out,
+               CapturedPart& part);
+  // Throws Error(kInvalidArgument) that names the weight if the program has one of its FullWeights.
+  void end_capture(CapturedPart& part);
+  void forget(CapturedPart& part);
+  // A replay: its beginning, then each use and each release in turn; recover() if it ends early. The first one throws
+  // Error(kInvalidArgument), with nothing done, if a weight is not published.
+  void begin_replay(CapturedPart& part);
+  void replay_use(CapturedPart& part, size_t use);
+  void replay_release(CapturedPart& part, uint32_t slot);
+  void recover(CapturedPart& part);
+  std::span<Parameter* const> weights_of(const CapturedUse& use) const { return units_[use.unit].weights; }
+
+  // Prefetches are dropped, and gathers that are under way have ended when it returns.
+  void stop();
   // The weights change: prefetches are dropped, and gathers that are under way have ended when it returns.
   void begin_update();
   // New versions are there: the first uses of a step are prefetched.
@@ -78,30 +98,38 @@ class Consumptions {
   std::optional<WeightId> weight_of(const std::optional<Consumption>& use) const;
   uint32_t unit_of(std::span<Parameter* const> weights) const;
   Stamp stamp_of(const Parameter& p, Plane plane) const;
-  void take_buffer(const Parameter& p, Plane plane, device::Stream& stream, StateStep step,
-                   std::vector<uint32_t>& slots);
+  // Returns its slot: the reserved one, if there is one.
+  uint32_t take_buffer(const Parameter& p, Plane plane, device::Stream& stream, StateStep step,
+                       std::optional<uint32_t> reserved);
   collective::GatherPart part_of(const Parameter& p, Plane plane, std::byte* to) const;
   const Operations& ready_gather(Unit& unit, Plane plane, std::byte* to);
-  // Takes buffers and enqueues the unit's gather.
+  // Takes buffers and enqueues the unit's gather. `slots`: empty, or the reserved ones.
   void gather(Unit& unit, Plane plane, device::Stream& stream, StateStep step, std::vector<uint32_t>& slots);
+  // Both likewise. If the first one throws, slots that were not reserved are free again.
   void gather_now(Unit& unit, Plane plane, std::vector<uint32_t>& slots);
+  device::Event start_gather(Unit& unit, Plane plane, std::vector<uint32_t>& slots);
   void issue(std::span<const Prefetch> prefetches);
   // 0 if its prefetch fits beside all that is in use, also where uses last longer than was predicted.
   int64_t cap_needed(const Consumption& use);
-  void gather_ahead(Unit& unit, const Consumption& use, InFlight& gathering);
   void drop(std::span<const uint64_t> prefetches);
   void take_prefetched(const Unit& unit, uint64_t id, InFlight& gathered, Exposure& exposure);
+  void await_gather(const Unit& unit, const device::Event& arrives, TimePoint issued, Exposure& exposure);
   void note_exposure(Exposure& exposure, uint32_t unit, Plane plane);
   std::vector<uint32_t> idle_list();
   void keep_list(std::vector<uint32_t> list);
   InFlight take(uint64_t id);
-  void arrive(const InFlight& gather);
+  void arrive(const device::Event& gathered);
   // The first owner that has not published the unit's versions; -1: all have.
   int unpublished_owner(const Unit& unit) const;
   void await_published(const Unit& unit);
   void use_in_place(Parameter& p, FullWeight& out);
+  void note_use_in_place(const Parameter& p) const;
   FullWeight full_weight(const Parameter& p, uint32_t slot, const std::byte* data) const;
   ExposureCause cause_of(const PredictorCounters& before) const;
+  int reach(const Unit& unit) const { return predictor_.options().reach(unit.weights.size() > 1); }
+  void put_back_released(CapturedPart& part, size_t before);
+  // Gathers what comes next in a replay, as far as distance and free buffers go.
+  void gather_ahead(CapturedPart& part);
 
   RuntimeContext& context_;
   std::shared_ptr<GatherMemory> memory_;

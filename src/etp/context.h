@@ -53,6 +53,8 @@ struct RuntimeContext {
   std::vector<std::vector<Parameter*>> experts{};  // list n of experts is experts[n - 1]
   uint64_t interval = 0;                           // drains so far
   uint64_t updates = 0;
+  GraphScope scope{};     // of weights that are added
+  uint32_t captures = 0;  // that live
 
   int rank() const { return group.rank(); }
   int ranks() const { return group.size(); }

@@ -42,7 +42,8 @@ GatherMemory::GatherMemory(std::shared_ptr<const void> keeper, device::Device& d
                   },
               .free =
                   [this](std::byte* memory, int64_t, const LastReader& last) NO_THREAD_SAFETY_ANALYSIS {
-                    freed_.push_back({std::move(buffers_.extract(memory).mapped().buffer), last});
+                    freed_.push_back(
+                        {.buffer = std::move(buffers_.extract(memory).mapped().buffer), .pooled = {}, .last = last});
                   }},
              options.cap_bytes) {}
 
@@ -81,13 +82,13 @@ void GatherMemory::let_go_quietly() noexcept {
   }
 }
 
-void GatherMemory::make_room(std::span<Parameter* const> weights, Plane used) {
+void GatherMemory::make_room(std::span<Parameter* const> weights, Plane used, bool for_capture) {
   if (!options_.cap_bytes) return;
   std::vector<BufferKey> keys;
   for (const Parameter* p : weights) keys.push_back(buffer_key(*p, used));
   {
     const MutexLock lock(mutex_);
-    cache_.make_room(keys);
+    cache_.make_room(keys, for_capture);
     if (freed_.empty()) return;
   }
   let_go();
@@ -98,25 +99,51 @@ std::vector<BufferTicket>& GatherMemory::idle_tickets(WeightId weight, Plane use
   return idle_tickets_[weight].at(static_cast<size_t>(used));
 }
 
-GatherMemory::Taken GatherMemory::take(const Parameter& p, Plane used, const Stamp& stamp, StateStep step) {
-  const MutexLock lock(mutex_);
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  std::vector<BufferTicket>& idle = idle_tickets(p.weight.id, used);
-  if (idle.empty()) idle.push_back(cache_.reserve(buffer_key(p, used), p.name()));
+std::vector<uint32_t>& GatherMemory::idle_slots() {
   if (idle_slots_.empty()) {
     idle_slots_.push_back(static_cast<uint32_t>(slots_.size()));
     slots_.emplace_back();
   }
-  LentBuffer lent = cache_.get(idle.back());
-  if (mutated(Mutation::kNeighboursShareBuffer) && !idle_slots_.empty() && slots_.size() > 1)
+  return idle_slots_;
+}
+
+std::vector<BufferTicket>& GatherMemory::idle_tickets(const Parameter& p, Plane used) {
+  std::vector<BufferTicket>& idle = idle_tickets(p.weight.id, used);
+  if (idle.empty()) idle.push_back(cache_.reserve(buffer_key(p, used), p.name()));
+  return idle;
+}
+
+GatherMemory::Taken GatherMemory::take(const Parameter& p, Plane used, const Stamp& stamp, StateStep step) {
+  const MutexLock lock(mutex_);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  std::vector<BufferTicket>& tickets = idle_tickets(p, used);
+  std::vector<uint32_t>& slots = idle_slots();
+  slots_[slots.back()] = {.ticket = tickets.back()};
+  const Taken taken = lend(slots.back(), p, used, stamp, step);
+  tickets.pop_back();
+  slots.pop_back();
+  return taken;
+}
+
+GatherMemory::Taken GatherMemory::take_reserved(uint32_t index, const Parameter& p, Plane used, const Stamp& stamp,
+                                                StateStep step) {
+  const MutexLock lock(mutex_);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  return lend(index, p, used, stamp, step);
+}
+
+GatherMemory::Taken GatherMemory::lend(uint32_t index, const Parameter& p, Plane used, const Stamp& stamp,
+                                       StateStep step) {
+  Slot& slot = slots_[index];
+  LentBuffer lent = cache_.get(slot.ticket);
+  if (mutated(Mutation::kNeighboursShareBuffer) && slots_.size() > 1)
     for (const Slot& other : slots_)
       if (other.state.state() != WeightState::kNone && other.bytes == lent.bytes) lent.memory = other.data;
-  const uint32_t index = idle_slots_.back();
-  idle_slots_.pop_back();
-  Slot& slot = slots_[index];
-  slot = {.ticket = idle.back(), .data = lent.memory, .bytes = lent.bytes, .stamp = stamp, .weight = p.name()};
+  slot.data = lent.memory;
+  slot.bytes = lent.bytes;
+  slot.stamp = stamp;
   slot.stamp.plane = used;
-  idle.pop_back();
+  slot.weight = p.name();
   slot.state.apply(step, slot.weight, "acquire");
   const int64_t used_bytes = bytes_of(p.weight.compute, p.weight.spec.rows * p.weight.columns());
   Taken taken{.slot = index, .data = lent.memory, .last_reader = {}, .padding = {}};
@@ -157,6 +184,7 @@ void GatherMemory::check_stamp(uint32_t index, const Stamp& wanted, std::string_
 void GatherMemory::give(uint32_t index, LastReader last) {
   Slot& slot = slots_[index];
   cache_.release(slot.ticket, std::move(last));
+  if (slot.reserved) return;
   idle_tickets(slot.stamp.weight, slot.stamp.plane).push_back(slot.ticket);
   idle_slots_.push_back(index);
 }
@@ -174,14 +202,26 @@ void GatherMemory::note_use(uint32_t index) {
 }
 
 void GatherMemory::release(uint32_t index) noexcept {
-  {
-    const MutexLock lock(mutex_);
-    try {
-      give_back(index);
-    } catch (...) {
-      failure_ = std::current_exception();
+  std::function<void(uint32_t)> released;
+  try {
+    {
+      const MutexLock lock(mutex_);
+      Slot& slot = slots_[index];
+      if (slot.forgotten) {
+        idle_slots_.push_back(index);
+        slot = {};
+      } else if (slot.reserved && captured_release_) {
+        slot.state.apply(StateStep::kRelease, slot.weight, "release");
+        released = captured_release_;
+      } else {
+        give_back(index);
+      }
+      if (freed_.empty() && !released) return;
     }
-    if (freed_.empty()) return;
+    if (released) released(index);
+  } catch (...) {
+    const MutexLock lock(mutex_);
+    failure_ = std::current_exception();
   }
   let_go_quietly();
 }
@@ -192,7 +232,7 @@ void GatherMemory::give_back(uint32_t index) {
   slot.state.apply(StateStep::kRelease, slot.weight, "release");
   LastReader last;
   if (compute_ != nullptr && !compute_->runs_inline()) {
-    last = std::make_shared<device::Event>(compute_->record());
+    last = std::make_shared<device::Event>(captured_release_ ? before_capture_ : compute_->record());
   } else if (options_.poison) {
     std::memset(slot.data, 0xff, static_cast<size_t>(slot.bytes));
     buffers_.at(slot.data).written = slot.bytes;
@@ -206,6 +246,94 @@ void GatherMemory::drop(uint32_t index, const device::Event& arrives) {
   slot.state.apply(StateStep::kArrive, slot.weight, "drop");
   slot.state.apply(StateStep::kRelease, slot.weight, "drop");
   give(index, std::make_shared<device::Event>(arrives));
+}
+
+void GatherMemory::begin_capture(device::Event before, std::function<void(uint32_t slot)> released) {
+  const MutexLock lock(mutex_);
+  before_capture_ = std::move(before);
+  captured_release_ = std::move(released);
+}
+
+void GatherMemory::end_capture() {
+  const MutexLock lock(mutex_);
+  before_capture_ = {};
+  captured_release_ = {};
+}
+
+GatherMemory::Reserved GatherMemory::reserve(const Parameter& p, Plane used) {
+  const MutexLock lock(mutex_);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  std::vector<BufferTicket>& tickets = idle_tickets(p, used);
+  const BufferTicket ticket = tickets.back();
+  const LentBuffer lent = cache_.capture(ticket);
+  const uint32_t index = idle_slots().back();
+  idle_slots_.pop_back();
+  tickets.pop_back();
+  slots_[index] = {.ticket = ticket,
+                   .data = lent.memory,
+                   .bytes = lent.bytes,
+                   .stamp = {.weight = p.weight.id, .version = 0, .plane = used, .dtype = p.weight.compute},
+                   .weight = p.name(),
+                   .reserved = true};
+  slots_[index].state.apply(StateStep::kRunNow, p.name(), "acquire");
+  return {.slot = index, .data = lent.memory};
+}
+
+void GatherMemory::put_back(uint32_t index) {
+  const MutexLock lock(mutex_);
+  cache_.put_back(slots_[index].ticket);
+}
+
+bool GatherMemory::is_free(uint32_t index) const {
+  const MutexLock lock(mutex_);
+  return cache_.is_free(slots_[index].ticket);
+}
+
+void GatherMemory::recover(uint32_t index, const device::Event& last) {
+  const MutexLock lock(mutex_);
+  Slot& slot = slots_[index];
+  slot.state.reset();
+  if (cache_.holds(slot.ticket)) cache_.release(slot.ticket, std::make_shared<device::Event>(last));
+}
+
+void GatherMemory::forget(uint32_t index) {
+  const MutexLock lock(mutex_);
+  Slot& slot = slots_[index];
+  cache_.uncapture(slot.ticket);
+  if (cache_.holds(slot.ticket)) cache_.put_back(slot.ticket);
+  idle_tickets(slot.stamp.weight, slot.stamp.plane).push_back(slot.ticket);
+  slot.forgotten = slot.state.state() != WeightState::kNone;
+  if (!slot.forgotten) idle_slots_.push_back(index);
+}
+
+void GatherMemory::reallocate(BufferMemory pool) {
+  // Freed without mutex_, and yet not while another call allocates.
+  struct Serial {
+    BufferMemory pool;
+    Mutex mutex;
+  };
+  const auto serial = std::make_shared<Serial>(std::move(pool));
+  {
+    const MutexLock lock(mutex_);
+    cache_.reallocate({.allocate =
+                           [this, serial](int64_t bytes) NO_THREAD_SAFETY_ANALYSIS {
+                             const MutexLock call(serial->mutex);
+                             std::byte* const data = serial->pool.allocate(bytes);
+                             buffers_.emplace(data, Memory{.buffer = {}, .written = bytes});
+                             return data;
+                           },
+                       .free =
+                           [this, serial](std::byte* memory, int64_t bytes, const LastReader& last)
+                               NO_THREAD_SAFETY_ANALYSIS {
+                                 buffers_.erase(memory);
+                                 const auto free = [serial, bytes](std::byte* data) {
+                                   const MutexLock call(serial->mutex);
+                                   serial->pool.free(data, bytes, nullptr);
+                                 };
+                                 freed_.push_back({.buffer = {}, .pooled = {memory, free}, .last = last});
+                               }});
+  }
+  let_go();
 }
 
 int64_t GatherMemory::end_step() {
@@ -227,9 +355,9 @@ void GatherMemory::close() {
   let_go_quietly();
 }
 
-int64_t GatherMemory::held_bytes() const {
+int64_t GatherMemory::kept_bytes() const {
   const MutexLock lock(mutex_);
-  return cache_.held_bytes();
+  return cache_.kept_bytes();
 }
 
 CacheReport GatherMemory::report() const {

@@ -1,9 +1,13 @@
 // The buffers of gathered weights, each with a stamp of what it holds.
+//
+// A capture reserves a slot for each use: its address is the same in each replay. While the part is recorded, nothing
+// is gathered, and the slot is lent to the FullWeight that the program gets.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -48,7 +52,7 @@ class GatherMemory {
 
   // Below the cap, frees idle buffers for such a gather; blocks until their last readers have ended. What is taken
   // without takes more than the cap where that has no room. Throws what the wait throws.
-  void make_room(std::span<Parameter* const> weights, Plane used);
+  void make_room(std::span<Parameter* const> weights, Plane used, bool for_capture = false);
 
   // A buffer for one gather of the weight.
   struct Taken {
@@ -59,6 +63,8 @@ class GatherMemory {
   };
   // Throws what a release() could not. `step`: it will be gathered in the background (kStart) or is at once (kRunNow).
   Taken take(const Parameter& parameter, Plane used, const Stamp& stamp, StateStep step);
+  // Likewise for a gather of a replay, with the slot that is reserved for it.
+  Taken take_reserved(uint32_t slot, const Parameter& parameter, Plane used, const Stamp& stamp, StateStep step);
 
   // Its gather in the background has been waited for.
   void arrive(uint32_t slot);
@@ -74,13 +80,34 @@ class GatherMemory {
   // Of a gather that nobody will use.
   void drop(uint32_t slot, const device::Event& arrives);
 
+  // Captures. Between these two, what computed before the capture ends before `before`, which is waited for by who gets
+  // a buffer that is released in between; and `released` is called, without a lock, when a reserved slot is.
+  void begin_capture(device::Event before, std::function<void(uint32_t slot)> released);
+  void end_capture();
+  struct Reserved {
+    uint32_t slot = 0;
+    std::byte* data = nullptr;
+  };
+  // For one use in each replay. Other captured uses get the buffer in a replay after release(), and in the capture
+  // after put_back().
+  Reserved reserve(const Parameter& parameter, Plane used);
+  void put_back(uint32_t slot);
+  // Whether nobody has the buffer of a reserved slot.
+  bool is_free(uint32_t slot) const;
+  // After an error in a replay: whatever its state, nobody has it. Who gets the buffer next waits for `last`.
+  void recover(uint32_t slot, const device::Event& last);
+  // The capture ends. A slot that the program still has stays its own until release().
+  void forget(uint32_t slot);
+  // Graphed buffers come out of `pool` from now on; those that there are move there, and change their addresses.
+  void reallocate(BufferMemory pool);
+
   // The end of a step, when nothing is in flight: frees what the whole step has not used. Returns the bytes. Throws
   // what the wait for a last reader throws.
   int64_t end_step();
   // Nothing computes any longer.
   void close();
   CacheReport report() const;
-  int64_t held_bytes() const;  // of buffers in use
+  int64_t kept_bytes() const;  // of buffers in use, and of those that captures have
 
  private:
   struct Slot {
@@ -90,6 +117,8 @@ class GatherMemory {
     Stamp stamp{};
     std::string_view weight{};
     StateMachine state{Movement::kGather};
+    bool reserved = false;
+    bool forgotten = false;  // but the program has it
   };
   struct Memory {
     device::Buffer buffer;
@@ -98,11 +127,20 @@ class GatherMemory {
   // A buffer that the cache has freed, and what may still read it.
   struct Freed {
     device::Buffer buffer;
+    std::unique_ptr<std::byte, std::function<void(std::byte*)>> pooled;  // instead: of a capture pool
     LastReader last;
   };
   // Waits without the lock.
   void let_go();
   void let_go_quietly() noexcept;
+  Taken lend(uint32_t slot, const Parameter& parameter, Plane used, const Stamp& stamp, StateStep step)
+      REQUIRES(mutex_);
+  // Never empty; who takes the last one pops it.
+  std::vector<uint32_t>& idle_slots() REQUIRES(mutex_);
+  // Of each weight, by plane, the tickets that hold nothing: a steady state reserves none.
+  std::vector<BufferTicket>& idle_tickets(WeightId weight, Plane used) REQUIRES(mutex_);
+  // Likewise, with one at least.
+  std::vector<BufferTicket>& idle_tickets(const Parameter& parameter, Plane used) REQUIRES(mutex_);
   void give(uint32_t slot, LastReader last) REQUIRES(mutex_);
   void give_back(uint32_t slot) REQUIRES(mutex_);  // what was acquired
   void note_read(const char* name, const Slot& slot) REQUIRES(mutex_);
@@ -112,14 +150,14 @@ class GatherMemory {
   const Options options_;
   mutable Mutex mutex_;
   std::shared_ptr<device::Stream> compute_ GUARDED_BY(mutex_);  // null once closed
-  std::vector<BufferTicket>& idle_tickets(WeightId weight, Plane used) REQUIRES(mutex_);
   std::unordered_map<std::byte*, Memory> buffers_ GUARDED_BY(mutex_);
   std::vector<Freed> freed_ GUARDED_BY(mutex_);
   BufferCache cache_ GUARDED_BY(mutex_);
   std::vector<Slot> slots_ GUARDED_BY(mutex_);
   std::vector<uint32_t> idle_slots_ GUARDED_BY(mutex_);
+  std::function<void(uint32_t slot)> captured_release_ GUARDED_BY(mutex_);  // empty: no capture
+  device::Event before_capture_ GUARDED_BY(mutex_);
   std::exception_ptr failure_ GUARDED_BY(mutex_);  // of a release()
-  // Of each weight, by plane, the tickets that hold nothing: a steady state reserves none.
   std::vector<std::array<std::vector<BufferTicket>, 2>> idle_tickets_ GUARDED_BY(mutex_);
 };
 

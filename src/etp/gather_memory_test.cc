@@ -84,7 +84,7 @@ TEST_F(GatherMemoryTest, IdleBuffersOfOtherShapesAreFreedBelowTheCap) {
   const GatherMemory::Taken held = memory.take(*large, Plane::kRow, {.weight = 1}, StateStep::kRunNow);
   EXPECT_EQ(memory.report().most_bytes, 64 * 4 * 4);
   EXPECT_EQ(memory.report().over_cap, 0);
-  EXPECT_EQ(memory.held_bytes(), 64 * 4 * 4);
+  EXPECT_EQ(memory.kept_bytes(), 64 * 4 * 4);
   // Two at once need more.
   memory.release(memory.take(*small, Plane::kRow, {}, StateStep::kRunNow).slot);
   EXPECT_EQ(memory.report().over_cap, 1);
@@ -110,7 +110,7 @@ TEST_F(GatherMemoryTest, ABufferIsNotFreedBeforeItsLastReaderHasEnded) {
     memory.make_room(next, Plane::kRow);
     EXPECT_TRUE(read);
   });
-  memory.held_bytes();  // the wait holds no lock
+  memory.kept_bytes();  // the wait holds no lock
   told.set_value();
   room.join();
   EXPECT_EQ(memory.report().bytes, 0);

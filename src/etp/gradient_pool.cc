@@ -28,7 +28,7 @@ bool GradientPool::take_free(size_t bytes, Taken& taken) {
 }
 
 GradientPool::Taken GradientPool::allocate(size_t bytes, std::string_view weight) {
-  device::Buffer buffer = device_.allocate(device::BufferKind::kShared, bytes, fmt::format("gradient of {}", weight));
+  device::Buffer buffer = device_.allocate(kind_, bytes, fmt::format("gradient of {}", weight));
   const MutexLock lock(mutex_);
   uint32_t index = static_cast<uint32_t>(entries_.size());
   if (vacant_.empty()) {

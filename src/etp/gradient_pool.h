@@ -1,4 +1,4 @@
-// Buffers of gradients [F, K] in shared memory: of GradientBuffers that a user holds, and of rounds that owners read.
+// Buffers of gradients [F, K]: of GradientBuffers that a user holds, and of rounds that owners read.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ class GradientPool {
   };
 
   // `keeper` keeps the device.
-  GradientPool(std::shared_ptr<const void> keeper, device::Device& device, bool poison)
-      : keeper_(std::move(keeper)), device_(device), poison_(poison) {}
+  GradientPool(std::shared_ptr<const void> keeper, device::Device& device, device::BufferKind kind, bool poison)
+      : keeper_(std::move(keeper)), device_(device), kind_(kind), poison_(poison) {}
 
   // A free buffer of that size, if there is one.
   bool take_free(size_t bytes, Taken& taken);
@@ -56,6 +56,7 @@ class GradientPool {
 
   const std::shared_ptr<const void> keeper_;
   device::Device& device_;
+  const device::BufferKind kind_;
   const bool poison_;
   mutable Mutex mutex_;
   bool closed_ GUARDED_BY(mutex_) = false;

@@ -33,8 +33,12 @@ class Gradients::RoomCondition final : public collective::WordsCondition {
   const Round& oldest_;
 };
 
-Gradients::Gradients(RuntimeContext& context, std::shared_ptr<GradientPool> pool)
-    : context_(context), pool_(std::move(pool)), left_before_(static_cast<size_t>(context.ranks()), 0) {
+Gradients::Gradients(RuntimeContext& context, std::shared_ptr<GradientPool> pool,
+                     std::shared_ptr<GradientPool> captured)
+    : context_(context),
+      pool_(std::move(pool)),
+      captured_pool_(std::move(captured)),
+      left_before_(static_cast<size_t>(context.ranks()), 0) {
   const auto ranks = static_cast<size_t>(context.ranks());
   for (size_t q = 0; q < ranks; ++q)
     left_before_[q] = context.group.get(static_cast<int>(q), Word::kLeftPlan, collective::kWholeRank);
@@ -85,10 +89,14 @@ WeightState Gradients::state_of(WeightId weight) const {
   return WeightState::kNone;
 }
 
-GradientBuffer Gradients::buffer(Parameter& p, int micro_batch) {
+void Gradients::check_trained(const Parameter& p) const {
   if (!p.trained())
     fail(ErrorCode::kInvalidArgument, "{} is frozen, so it has no gradient: set_frozen() first"_message,
          tessera::quoted(p.name()));
+}
+
+GradientBuffer Gradients::buffer(Parameter& p, int micro_batch) {
+  check_trained(p);
   const auto bytes = static_cast<size_t>(p.weight.gradient_bytes());
   GradientPool::Taken taken;
   if (!pool_->take_free(bytes, taken)) {
@@ -99,8 +107,13 @@ GradientBuffer Gradients::buffer(Parameter& p, int micro_batch) {
       taken = pool_->allocate(bytes, p.name());
     }
   }
+  return buffer_of(p, micro_batch, taken, pool_);
+}
+
+GradientBuffer Gradients::buffer_of(const Parameter& p, int micro_batch, const GradientPool::Taken& taken,
+                                    std::shared_ptr<GradientPool> pool) {
   GradientBuffer gradient;
-  gradient.pool_ = pool_;
+  gradient.pool_ = std::move(pool);
   gradient.data_ = taken.data;
   gradient.entry_ = taken.entry;
   gradient.weight_ = p.weight.id;
@@ -129,6 +142,37 @@ void Gradients::check(const GradientBuffer& gradient) const {
   if (!gradient || gradient.pool_ != pool_)
     fail(ErrorCode::kInvalidArgument,
          "produce() got a buffer that gradient_buffer() of this runtime has not given: copy into one of those"_message);
+}
+
+GradientBuffer Gradients::captured_buffer(Parameter& p, int micro_batch) {
+  check_trained(p);
+  const auto bytes = static_cast<size_t>(p.weight.gradient_bytes());
+  GradientPool::Taken taken;
+  if (!captured_pool_->take_free(bytes, taken)) taken = captured_pool_->allocate(bytes, p.name());
+  return buffer_of(p, micro_batch, taken, captured_pool_);
+}
+
+std::vector<CapturedGradient> Gradients::capture(std::span<GradientBuffer> gradients) const {
+  std::vector<CapturedGradient> captured;
+  for (const GradientBuffer& gradient : gradients) {
+    if (!gradient || gradient.pool_ != captured_pool_)
+      fail(ErrorCode::kInvalidArgument,
+           "a capture produces a buffer that gradient_buffer() has not given inside of it"_message);
+    captured.push_back({.weight = gradient.weight(), .micro_batch = gradient.micro_batch(), .data = gradient.data()});
+  }
+  for (GradientBuffer& gradient : gradients) gradient = {};
+  return captured;
+}
+
+void Gradients::replay(std::span<const CapturedGradient> gradients, int micro_batch) {
+  std::vector<GradientBuffer> copies;
+  for (const CapturedGradient& gradient : gradients) {
+    Parameter& p = *context_.parameters[gradient.weight];
+    copies.push_back(buffer(p, gradient.micro_batch + micro_batch));
+    context_.compute->enqueue(device::copy_operation("copy", p.name(), copies.back().data(), gradient.data,
+                                                     static_cast<size_t>(p.weight.gradient_bytes())));
+  }
+  produce(copies);
 }
 
 bool Gradients::sum_up(GradientBuffer& gradient) {

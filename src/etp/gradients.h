@@ -19,6 +19,7 @@
 #include <span>
 #include <vector>
 
+#include "etp/captured_part.h"
 #include "etp/context.h"
 #include "etp/gradient_pool.h"
 #include "etp/schedule/forecast.h"
@@ -45,7 +46,8 @@ void add_gradient(DType dtype, const void* from, void* into, size_t elements);
 // Under the runtime's lock.
 class Gradients {
  public:
-  Gradients(RuntimeContext& context, std::shared_ptr<GradientPool> pool);
+  // `captured`: of gradients that captured operations write; who gets a buffer of it writes on the same stream.
+  Gradients(RuntimeContext& context, std::shared_ptr<GradientPool> pool, std::shared_ptr<GradientPool> captured);
 
   void add(Parameter& parameter);
   // All ranks have added the same weights, and make this call between the same others.
@@ -54,6 +56,11 @@ class Gradients {
   void announce(const Parameter& parameter, int micro_batch);
   GradientBuffer buffer(Parameter& parameter, int micro_batch);
   void produce(std::span<GradientBuffer> gradients);
+  // The same two while a capture is recorded: an address that is the same in each replay, and what a replay produces
+  // from there. It is copied: the owners may read a round for longer than until the next replay.
+  GradientBuffer captured_buffer(Parameter& parameter, int micro_batch);
+  std::vector<CapturedGradient> capture(std::span<GradientBuffer> gradients) const;
+  void replay(std::span<const CapturedGradient> gradients, int micro_batch);
   // Rounds whose fold has ended; never waits.
   std::vector<Added> added();
   // To be told by the next added().
@@ -96,6 +103,9 @@ class Gradients {
   class ShowCondition;
   class CloseCondition;
 
+  void check_trained(const Parameter& parameter) const;
+  static GradientBuffer buffer_of(const Parameter& parameter, int micro_batch, const GradientPool::Taken& taken,
+                                  std::shared_ptr<GradientPool> pool);
   void check(const GradientBuffer& gradient) const;
   // The sum so far with this one; whether it is complete.
   bool sum_up(GradientBuffer& gradient);
@@ -127,6 +137,7 @@ class Gradients {
 
   RuntimeContext& context_;
   std::shared_ptr<GradientPool> pool_;
+  std::shared_ptr<GradientPool> captured_pool_;
   std::vector<WeightRounds> weights_;
   std::map<std::pair<WeightId, int>, Uses> uses_;
   std::deque<Round> rounds_;  // of this interval

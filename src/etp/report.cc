@@ -52,6 +52,9 @@ RuntimeReport RuntimeImpl::report() const {
   report.gathered_peak_bytes = cache.most_bytes;
   report.produced_bytes = static_cast<int64_t>(pool_->bytes());
   report.produced_peak_bytes = static_cast<int64_t>(pool_->peak_bytes());
+  report.captured_bytes = cache.captured_bytes + static_cast<int64_t>(captured_pool_->bytes());
+  report.produced_bytes += static_cast<int64_t>(captured_pool_->bytes());
+  report.produced_peak_bytes += static_cast<int64_t>(captured_pool_->peak_bytes());
   report.replicated_bytes = replicated_.bytes();
   const PredictorCounters& counters = consumptions_.counters();
   report.mispredicted = counters.wasted;

@@ -69,22 +69,22 @@ void Runtime::close() {
 }
 
 WeightId Runtime::add(const WeightSpec& spec) {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "add()");
   return impl_->add(spec);
 }
 
 void Runtime::add_experts(std::span<const WeightId> experts) {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "add_experts()");
   impl_->add_experts(experts);
 }
 
 uint32_t Runtime::add_replicated(const std::string& name, int64_t elements, DType dtype) {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "add_replicated()");
   return impl_->replicated_.add(name, elements, dtype);
 }
 
 void Runtime::start() {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "start()");
   impl_->start();
 }
 
@@ -131,12 +131,12 @@ std::shared_ptr<void> Runtime::shard_keeper(WeightId weight) const {
 }
 
 void Runtime::set_master(WeightId weight, const void* rows, DType dtype) {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "set_master()");
   impl_->set_master(weight, rows, dtype);
 }
 
 void Runtime::set_gradient(WeightId weight, void* rows, DType dtype, bool empty) {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "set_gradient()");
   impl_->set_gradient(weight, rows, dtype, empty);
 }
 
@@ -146,17 +146,17 @@ void* Runtime::gradient(WeightId weight) {
 }
 
 void Runtime::zero_gradients() {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "zero_gradients()");
   impl_->zero_gradients();
 }
 
 void Runtime::set_frozen(WeightId weight, bool frozen) {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "set_frozen()");
   impl_->set_frozen(weight, frozen);
 }
 
 void Runtime::classify(const std::set<std::string>& graph_scope, bool moe_shared_expert_overlap) {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "classify()");
   impl_->classify(graph_scope, moe_shared_expert_overlap);
 }
 
@@ -190,7 +190,7 @@ void Runtime::produce(std::span<GradientBuffer> experts) {
 }
 
 void Runtime::give_replicated(uint32_t replicated, const void* gradient, void* accumulated, DType accumulated_dtype) {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "give_replicated()");
   impl_->replicated_.give(replicated, gradient, accumulated, accumulated_dtype);
 }
 
@@ -200,27 +200,27 @@ std::vector<Added> Runtime::added() {
 }
 
 std::vector<Added> Runtime::drain() {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "drain()");
   return impl_->drain(false);
 }
 
 void Runtime::abandon() {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "abandon()");
   impl_->drain(true);
 }
 
 void Runtime::begin_update(std::span<const WeightId> weights) {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "begin_update()");
   impl_->begin_update(weights);
 }
 
 void Runtime::end_update() {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "end_update()");
   impl_->end_update();
 }
 
 void Runtime::publish(std::span<const WeightId> weights, const float* noop) {
-  const RuntimeImpl::Call call(*impl_);
+  const RuntimeImpl::Call call(*impl_, "publish()");
   impl_->publish(weights, noop);
 }
 
@@ -237,6 +237,30 @@ RuntimeForecast Runtime::forecast() const {
 std::string Runtime::explain(int64_t step) const {
   const RuntimeImpl::Call call(*impl_);
   return impl_->explain(step);
+}
+
+CapturedStep Runtime::capture(const std::function<void()>& part) {
+  CapturedStep step;
+  {
+    const RuntimeImpl::Call call(*impl_, "capture()");
+    step.part_ = impl_->begin_capture();
+    step.runtime_ = impl_;
+  }
+  try {
+    part();
+  } catch (...) {
+    const MutexLock lock(impl_->mutex_);
+    impl_->end_capture(false);
+    throw;
+  }
+  const MutexLock lock(impl_->mutex_);
+  impl_->end_capture(true);
+  return step;
+}
+
+void Runtime::reallocate(CapturePool pool) {
+  const RuntimeImpl::Call call(*impl_, "reallocate()");
+  impl_->reallocate(std::move(pool));
 }
 
 }  // namespace tessera::etp

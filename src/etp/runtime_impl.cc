@@ -15,6 +15,11 @@ namespace {
 
 constexpr Duration kStreamsEnd = std::chrono::seconds(5);
 
+GraphScope scope_of(const std::set<std::string>& names, bool overlap) {
+  const std::vector<std::string> list(names.begin(), names.end());
+  return GraphScope::of(list, overlap);
+}
+
 RuntimeContext make_context(const ShardGroup& group, const RuntimeOptions& options) {
   collective::Group& ranks = *group.impl();
   return {.group = ranks,
@@ -22,18 +27,14 @@ RuntimeContext make_context(const ShardGroup& group, const RuntimeOptions& optio
           .options = options,
           .check = options.check.value_or(false),
           .compute = options.compute != nullptr ? options.compute : ranks.device().caller(),
-          .streams = SideStreams(ranks, options)};
+          .streams = SideStreams(ranks, options),
+          .scope = scope_of(options.graph_scope, options.moe_shared_expert_overlap)};
 }
 
 // Null if there is to be none.
 std::unique_ptr<ScheduleLog> log_of(const RuntimeOptions& options, collective::Group& group) {
   if (options.schedule_log->empty()) return nullptr;
   return std::make_unique<ScheduleLog>(schedule_log_path(*options.schedule_log, group), group);
-}
-
-GraphScope scope_of(const std::set<std::string>& names, bool overlap) {
-  const std::vector<std::string> list(names.begin(), names.end());
-  return GraphScope::of(list, overlap);
 }
 
 }  // namespace
@@ -62,10 +63,14 @@ RuntimeImpl::RuntimeImpl(ShardGroup group, RuntimeOptions options)
       schedule_log_(log_of(options_, *group_.impl())),
       memory_(std::make_shared<GatherMemory>(group_.keeper(), context_.device, context_.compute,
                                              GatherMemory::Options{context_.check, options_.cap_bytes})),
-      pool_(std::make_shared<GradientPool>(group_.keeper(), context_.device, context_.check)),
+      pool_(std::make_shared<GradientPool>(group_.keeper(), context_.device, device::BufferKind::kShared,
+                                           context_.check)),
+      // Not poisoned: a replay may still write what a capture returns.
+      captured_pool_(
+          std::make_shared<GradientPool>(group_.keeper(), context_.device, device::BufferKind::kPrivate, false)),
       publisher_(context_),
       consumptions_(context_, memory_),
-      gradients_(context_, pool_),
+      gradients_(context_, pool_, captured_pool_),
       replicated_(context_) {}
 
 RuntimeImpl::~RuntimeImpl() {
@@ -73,8 +78,10 @@ RuntimeImpl::~RuntimeImpl() {
   close();
 }
 
-RuntimeImpl::Call::Call(RuntimeImpl& runtime) : lock_(runtime.mutex_) {
+RuntimeImpl::Call::Call(RuntimeImpl& runtime, const char* call) : lock_(runtime.mutex_) {
   runtime.require_open();
+  if (call != nullptr && runtime.capturing_ != nullptr)
+    fail(ErrorCode::kInvalidArgument, "{} cannot be part of a capture: call it before or after"_message, call);
   if (runtime.options_.while_waiting)
     hook_.emplace([](void* options) { static_cast<const RuntimeOptions*>(options)->while_waiting(); },
                   const_cast<RuntimeOptions*>(&runtime.options_));
@@ -99,6 +106,7 @@ void RuntimeImpl::close() {
   await_compute();
   memory_->close();
   pool_->close();
+  captured_pool_->close();
   schedule_log_.reset();
 }
 
@@ -110,8 +118,7 @@ WeightId RuntimeImpl::add(const WeightSpec& spec) {
     fail(ErrorCode::kResourceExhausted,
          "{} is weight {}, and the group has room for {}: raise ShardGroup::Options::slots"_message,
          tessera::quoted(spec.name), id + 1, context_.group.slots());
-  const GraphScope scope = scope_of(options_.graph_scope, options_.moe_shared_expert_overlap);
-  auto p = make_parameter(shard_weight(id, spec, context_.rank(), context_.shards(), scope), context_.device);
+  auto p = make_parameter(shard_weight(id, spec, context_.rank(), context_.shards(), context_.scope), context_.device);
   context_.parameters.push_back(std::move(p));
   consumptions_.add(*context_.parameters.back());
   gradients_.add(*context_.parameters.back());
@@ -213,6 +220,9 @@ void RuntimeImpl::set_frozen(WeightId weight, bool frozen) {
 }
 
 void RuntimeImpl::classify(const std::set<std::string>& names, bool overlap) {
+  if (context_.captures > 0)
+    fail(ErrorCode::kInvalidArgument, "chains change while {} captures of them live: destroy those first"_message,
+         context_.captures);
   const GraphScope scope = scope_of(names, overlap);
   std::vector<std::string> weights;
   std::vector<std::optional<Chain>> planned;
@@ -222,6 +232,7 @@ void RuntimeImpl::classify(const std::set<std::string>& names, bool overlap) {
   }
   const std::vector<Chain> chains = classify_chains(weights, scope, planned);
   for (size_t i = 0; i < chains.size(); ++i) context_.parameters[i]->weight.chain = chains[i];
+  context_.scope = scope;
   consumptions_.rebuild();
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/mutex.h"
 #include "device/condition.h"
+#include "etp/captured_part.h"
 #include "etp/consumption.h"
 #include "etp/context.h"
 #include "etp/gather_memory.h"
@@ -27,10 +28,11 @@ class RuntimeImpl {
   RuntimeImpl(ShardGroup group, RuntimeOptions options);
   ~RuntimeImpl();
 
-  // Holds the lock during a call; waits of the call end with what `while_waiting` throws.
+  // Holds the lock during a call; waits of the call end with what `while_waiting` throws. `call`: its name, if it
+  // cannot be made while a capture is recorded; it then throws Error(kInvalidArgument).
   class SCOPED_CAPABILITY Call {
    public:
-    explicit Call(RuntimeImpl& runtime) ACQUIRE(runtime.mutex_);
+    explicit Call(RuntimeImpl& runtime, const char* call = nullptr) ACQUIRE(runtime.mutex_);
     ~Call() RELEASE() { lock_.unlock(); }
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
@@ -61,6 +63,13 @@ class RuntimeImpl {
   void end_update() REQUIRES(mutex_);
   void publish(std::span<const WeightId> weights, const float* noop) REQUIRES(mutex_);
 
+  // Captures: capture.cc. end_capture() throws away what does not `stand`, and what it throws for.
+  std::shared_ptr<CapturedPart> begin_capture() REQUIRES(mutex_);
+  void end_capture(bool stands) REQUIRES(mutex_);
+  void replay(CapturedPart& part, int micro_batch) REQUIRES(mutex_);
+  void forget(CapturedPart& part) REQUIRES(mutex_);
+  void reallocate(CapturePool pool) REQUIRES(mutex_);
+
   // report.cc
   WeightStatus status(WeightId weight) const REQUIRES(mutex_);
   RuntimeReport report() const REQUIRES(mutex_);
@@ -78,6 +87,7 @@ class RuntimeImpl {
   std::unique_ptr<ScheduleLog> schedule_log_ GUARDED_BY(mutex_);
   const std::shared_ptr<GatherMemory> memory_;
   const std::shared_ptr<GradientPool> pool_;
+  const std::shared_ptr<GradientPool> captured_pool_;
   Publisher publisher_ GUARDED_BY(mutex_);
   Consumptions consumptions_ GUARDED_BY(mutex_);
   Gradients gradients_ GUARDED_BY(mutex_);
@@ -86,10 +96,15 @@ class RuntimeImpl {
  private:
   void await_compute() REQUIRES(mutex_);
   void agree_on_options() REQUIRES(mutex_);
+  void capture_use(std::span<Parameter* const> weights, Phase phase, const Use& use, std::span<FullWeight> out)
+      REQUIRES(mutex_);
+  void capture_gradients(std::span<GradientBuffer> gradients) REQUIRES(mutex_);
+  void replay_use(CapturedPart& part, size_t use) REQUIRES(mutex_);
   void publish_at_first_use(std::span<Parameter* const> weights, const Use& use) REQUIRES(mutex_);
   std::vector<Parameter*> list_of(std::span<const WeightId> weights) const REQUIRES(mutex_);
 
   std::vector<Parameter*> updating_ GUARDED_BY(mutex_);
+  std::shared_ptr<CapturedPart> capturing_ GUARDED_BY(mutex_);  // null: nothing is recorded
   bool in_update_ GUARDED_BY(mutex_) = false;
   bool closed_ GUARDED_BY(mutex_) = false;
   bool options_agreed_ GUARDED_BY(mutex_) = false;

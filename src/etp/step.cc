@@ -64,6 +64,7 @@ void RuntimeImpl::acquire(std::span<const WeightId> weights, Phase phase, const 
           ErrorCode::kInvalidArgument,
           "{} has been updated between its forward, which used version {}, and its backward, which finds version {}: update after the backward"_message,
           tessera::quoted(p->name()), *use.version, p->publication.version);
+  if (capturing_ != nullptr) return capture_use(list, phase, use, out);
   publish_at_first_use(list, use);
   consumptions_.acquire(list, phase, use, out);
   if (phase != Phase::kForward || !use.expects_backward) return;
@@ -72,11 +73,13 @@ void RuntimeImpl::acquire(std::span<const WeightId> weights, Phase phase, const 
 }
 
 GradientBuffer RuntimeImpl::gradient_buffer(WeightId weight, int micro_batch) {
+  if (capturing_ != nullptr) return gradients_.captured_buffer(context_.started(weight), micro_batch);
   return gradients_.buffer(context_.started(weight), micro_batch);
 }
 
 void RuntimeImpl::produce(std::span<GradientBuffer> gradients) {
   if (in_update_) fail(ErrorCode::kInvalidArgument, "a gradient is produced inside an update"_message);
+  if (capturing_ != nullptr) return capture_gradients(gradients);
   gradients_.produce(gradients);
 }
 
@@ -115,6 +118,7 @@ void RuntimeImpl::begin_update(std::span<const WeightId> weights) {
   publisher_.check_unwritten();
   memory_->end_step();
   pool_->trim();
+  if (context_.captures == 0) captured_pool_->trim();
   for (Parameter* p : list) {
     p->publication.digests.clear();
     const int64_t gradient_bytes = bytes_of(p->gradient.dtype, p->weight.elements());

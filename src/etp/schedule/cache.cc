@@ -6,6 +6,7 @@
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/mutation.h"
 #include "layout/text_reader.h"
 
 namespace tessera::etp {
@@ -39,17 +40,50 @@ uint32_t BufferCache::pool_of(const BufferKey& key) {
 }
 
 LentBuffer BufferCache::get(BufferTicket number) {
-  Ticket& ticket = find(number);
+  return lend(number.number, false);
+}
+
+LentBuffer BufferCache::lend(uint64_t number, bool for_capture) {
+  Ticket& ticket = find({number});
   Pool& pool = pools_[ticket.pool];
-  if (!holds(ticket, number.number)) {
-    ticket.buffer = choose(pool, ticket);
-    buffers_[ticket.buffer].holder = number.number;
+  if (!holds(ticket, number)) {
+    ticket.buffer = choose(pool, ticket, for_capture);
+    buffers_[ticket.buffer].holder = number;
     buffers_[ticket.buffer].used = true;
     hold(pool, ticket, 1);
+    if (buffers_[ticket.buffer].captured == 0) kept_bytes_ += pool.bytes;
     pool.most_held = std::max(pool.most_held, static_cast<int64_t>(pool.all.size() - pool.free.size()));
   }
   const Buffer& buffer = buffers_[ticket.buffer];
   return {buffer.memory, pool.bytes, buffer.last};
+}
+
+LentBuffer BufferCache::capture(BufferTicket number) {
+  const LentBuffer lent = lend(number.number, true);
+  Ticket& ticket = find(number);
+  if (ticket.captured || mutated(Mutation::kCaptureNotReserved)) return lent;
+  ticket.captured = true;
+  if (buffers_[ticket.buffer].captured++ == 0) sums_.captured_bytes += lent.bytes;
+  return lent;
+}
+
+void BufferCache::uncapture(BufferTicket number) {
+  Ticket& ticket = find(number);
+  if (!std::exchange(ticket.captured, false)) return;
+  Buffer& buffer = buffers_[ticket.buffer];
+  if (--buffer.captured > 0) return;
+  sums_.captured_bytes -= pools_[ticket.pool].bytes;
+  if (buffer.holder == 0) kept_bytes_ -= pools_[ticket.pool].bytes;
+}
+
+bool BufferCache::is_free(BufferTicket number) const {
+  const Ticket& ticket = find(number);
+  return ticket.buffer != kNone && buffers_[ticket.buffer].holder == 0;
+}
+
+void BufferCache::put_back(BufferTicket number) {
+  const Ticket& ticket = find(number);
+  release(number, holds(ticket, number.number) ? buffers_[ticket.buffer].last : nullptr);
 }
 
 void BufferCache::release(BufferTicket number, LastReader last) {
@@ -64,6 +98,7 @@ void BufferCache::release(BufferTicket number, LastReader last) {
   buffer.released = ++releases_;
   pool.free.push_back(ticket.buffer);
   hold(pool, ticket, -1);
+  if (buffer.captured == 0) kept_bytes_ -= pool.bytes;
   if (buffer.cleared) free_buffer(pool, ticket.buffer);
 }
 
@@ -71,43 +106,54 @@ bool BufferCache::holds(BufferTicket ticket) const {
   return holds(find(ticket), ticket.number);
 }
 
-void BufferCache::make_room(std::span<const BufferKey> keys) {
+void BufferCache::make_room(std::span<const BufferKey> keys, bool for_capture) {
   if (!cap_bytes_) return;
   std::vector<uint32_t> wanted;
   int64_t bytes = 0;
   for (const BufferKey& key : keys) {
     wanted.push_back(pool_of(key));
     Pool& pool = pools_[wanted.back()];
-    if (++pool.wanted > pool.free.size()) bytes += pool.bytes;
+    const size_t captured = for_capture ? pool.free.size() - spare(pool) : 0;
+    if (++pool.wanted > spare(pool) + captured) bytes += pool.bytes;
   }
   make_room_for_wanted(bytes);
   for (const uint32_t pool : wanted) pools_[pool].wanted = 0;
 }
 
 void BufferCache::make_room_for_wanted(int64_t bytes) {
-  const auto oldest = [this](const Pool& pool) { return buffers_[pool.free.front()].released; };
   while (bytes > 0 && sums_.bytes + bytes > *cap_bytes_) {
     Pool* from = nullptr;
+    uint32_t oldest = kNone;
     for (Pool& pool : pools_) {
-      if (pool.free.size() <= pool.wanted || buffers_[pool.free.front()].in_capture_pool) continue;
-      if (from == nullptr || oldest(pool) < oldest(*from)) from = &pool;
+      if (spare(pool) <= pool.wanted) continue;
+      const uint32_t index = *std::ranges::find(pool.free, 0U, [this](uint32_t i) { return buffers_[i].captured; });
+      if (buffers_[index].in_capture_pool) continue;
+      if (from != nullptr && buffers_[oldest].released < buffers_[index].released) continue;
+      from = &pool;
+      oldest = index;
     }
     if (from == nullptr) return;
-    free_buffer(*from, from->free.front());
+    free_buffer(*from, oldest);
   }
+}
+
+size_t BufferCache::spare(const Pool& pool) const {
+  return static_cast<size_t>(std::ranges::count(pool.free, 0U, [this](uint32_t i) { return buffers_[i].captured; }));
 }
 
 int64_t BufferCache::end_step() {
   const int64_t before = sums_.bytes;
   for (Pool& pool : pools_) {
     for (const uint32_t index : std::vector(pool.free))
-      if (!buffers_[index].used && !buffers_[index].in_capture_pool) free_buffer(pool, index);
+      if (!buffers_[index].used && !buffers_[index].in_capture_pool && buffers_[index].captured == 0)
+        free_buffer(pool, index);
     for (const uint32_t index : pool.all) buffers_[index].used = buffers_[index].holder != 0;
   }
   return before - sums_.bytes;
 }
 
 void BufferCache::clear() {
+  for (uint64_t number = 1; number <= tickets_.size(); ++number) uncapture({number});
   for (Pool& pool : pools_) {
     for (const uint32_t index : std::vector(pool.free)) free_buffer(pool, index);
     for (const uint32_t index : pool.all) buffers_[index].cleared = true;
@@ -123,6 +169,12 @@ void BufferCache::reallocate(BufferMemory pool_memory) {
              "weight {} holds a graphed buffer ({}): buffers move to a capture pool only between steps"_message,
              tessera::quoted(weights_[tickets_[holder - 1].weight].name), to_string(pool.key));
   }
+  for (const Ticket& ticket : tickets_)
+    if (ticket.captured)
+      fail(ErrorCode::kInvalidArgument,
+           "weight {} is part of a capture, which has its address ({}): buffers move to a capture pool before "
+           "anything is captured"_message,
+           tessera::quoted(weights_[ticket.weight].name), to_string(pools_[ticket.pool].key));
   std::vector<std::pair<uint32_t, size_t>> counts;  // pool, buffers
   for (uint32_t i = 0; i < pools_.size(); ++i) {
     Pool& pool = pools_[i];
@@ -167,21 +219,32 @@ bool BufferCache::holds(const Ticket& ticket, uint64_t number) const {
 }
 
 // A buffer of this pool that nobody holds; it is taken out of the free ones.
-uint32_t BufferCache::choose(Pool& pool, const Ticket& ticket) {
-  if (pool.free.empty()) {
+uint32_t BufferCache::choose(Pool& pool, const Ticket& ticket, bool for_capture) {
+  const auto last_of = [&](bool captured) {
+    const auto found = std::find_if(pool.free.rbegin(), pool.free.rend(),
+                                    [&](uint32_t index) { return (buffers_[index].captured > 0) == captured; });
+    return found == pool.free.rend() ? pool.free.end() : std::prev(found.base());
+  };
+  auto chosen = pool.free.end();
+  if (ticket.captured) {
+    chosen = std::ranges::find(pool.free, ticket.buffer);
+    if (chosen == pool.free.end())
+      fail_internal("weight {} is to be gathered where a capture has it, and something else is there",
+                    tessera::quoted(weights_[ticket.weight].name));
+  } else if (for_capture) {
+    chosen = last_of(true);
+  } else if (pool.key.chain == Chain::kGraphed) {
+    chosen = std::ranges::find_if(
+        pool.free, [&](uint32_t index) { return index == ticket.buffer && buffers_[index].captured == 0; });
+  }
+  if (chosen == pool.free.end()) chosen = last_of(false);
+  if (chosen == pool.free.end()) {
     make_room({&pool.key, 1});
     return allocate(pool);
   }
-  if (pool.key.chain == Chain::kGraphed) {
-    const auto had = std::ranges::find(pool.free, ticket.buffer);
-    if (had != pool.free.end()) {
-      pool.free.erase(had);
-      return ticket.buffer;
-    }
-  }
-  const uint32_t latest = pool.free.back();
-  pool.free.pop_back();
-  return latest;
+  const uint32_t index = *chosen;
+  pool.free.erase(chosen);
+  return index;
 }
 
 uint32_t BufferCache::allocate(Pool& pool) {

@@ -3,10 +3,13 @@
 // reserve() makes a ticket for a key, without memory. get() lends it a buffer of that key, the same until release().
 // Then others may get the buffer, each with the token of its last reader: who writes to it waits for that first. Two
 // tickets never hold one buffer at a time. In the graphed chain a ticket gets the address that it had before, if that
-// is free: a replayed graph still uses it. Elsewhere it gets what was released last, so that a pool can shrink.
+// is free. Elsewhere it gets what was released last, so that a pool can shrink.
+//
+// A captured ticket gets the same address each time: its buffer is kept for captured tickets, which share it as they
+// hold it in turn.
 //
 // Below a cap, buffers that nobody holds make room for new ones of other keys, those that were released first before
-// others. Only what is held at once can take more than the cap.
+// others. Only what is held or captured at once can take more than the cap.
 #pragma once
 
 #include <array>
@@ -71,6 +74,7 @@ struct CacheReport {
   int64_t bytes = 0;  // of all buffers
   int64_t most_bytes = 0;
   int64_t held_bytes = 0;
+  int64_t captured_bytes = 0;  // of buffers that captured tickets have
   int64_t allocations = 0;
   int64_t over_cap = 0;  // of them, those after which all buffers took more than the cap
   int64_t frees = 0;
@@ -92,24 +96,34 @@ class BufferCache {
   // The ticket's buffer; allocates if no buffer of its key is free, after make_room(). While the ticket holds it, the
   // same again.
   LentBuffer get(BufferTicket ticket);
-  // Frees what nobody holds, as far as it takes for one more buffer of each of these keys to fit below the cap. What
-  // they can use stays, and what is in a capture pool.
-  void make_room(std::span<const BufferKey> keys);
+  // Frees what nobody holds, as far as it takes for one more buffer of each of these keys to fit below the cap, for
+  // get(), or for capture() of new tickets. What they can use stays, what is captured, and what is in a capture pool.
+  void make_room(std::span<const BufferKey> keys, bool for_capture = false);
   // Others may get the buffer, and wait for `last`. Throws Error(kInvalidArgument) if the ticket holds none.
   void release(BufferTicket ticket, LastReader last);
   bool holds(BufferTicket ticket) const;
 
-  // The end of a step, when nothing is in flight: frees what no ticket has held since the last call. Not in a capture
-  // pool, whose addresses graphs have captured. Returns the bytes that it has freed.
+  // As get(), and from now until uncapture() the ticket is lent this buffer only, and it is kept for captured tickets.
+  // One that other captured tickets have is preferred. get() of a captured ticket whose buffer another one holds throws
+  // Error(kInternal).
+  LentBuffer capture(BufferTicket ticket);
+  void uncapture(BufferTicket ticket);
+  // Whether nobody holds the buffer of a captured ticket.
+  bool is_free(BufferTicket ticket) const;
+  // Releases a buffer that has not been read: who read it last stays.
+  void put_back(BufferTicket ticket);
+
+  // The end of a step, when nothing is in flight: frees what no ticket has held since the last call. Not what captured
+  // tickets have, and not in a capture pool. Returns the bytes that it has freed.
   int64_t end_step();
-  // Frees all buffers, those that are held once they are released. Tickets stay valid.
+  // Frees all buffers, those that are held once they are released. Tickets stay valid, and are captured no longer.
   void clear();
   // From now on graphed buffers come out of `pool`; each that there is, is allocated there again and freed here. Throws
-  // Error(kInvalidArgument) that names the weight if a ticket holds one.
+  // Error(kInvalidArgument) that names the weight if a ticket holds one, or is captured with one.
   void reallocate(BufferMemory pool);
 
   CacheReport report() const;
-  int64_t held_bytes() const { return sums_.held_bytes; }  // of what tickets hold
+  int64_t kept_bytes() const { return kept_bytes_; }  // of what tickets hold or are captured with
 
  private:
   struct Buffer {
@@ -120,6 +134,7 @@ class BufferCache {
     bool used = false;     // since end_step()
     bool cleared = false;  // freed as soon as it is released
     bool in_capture_pool = false;
+    uint32_t captured = 0;  // tickets
   };
   struct Pool {
     BufferKey key;
@@ -134,6 +149,7 @@ class BufferCache {
     uint32_t pool = 0;
     uint32_t weight = 0;
     uint32_t buffer = kNone;  // the one it holds, or held last
+    bool captured = false;
   };
   static constexpr uint32_t kNone = UINT32_MAX;
 
@@ -142,8 +158,10 @@ class BufferCache {
   bool holds(const Ticket& ticket, uint64_t number) const;
   uint32_t pool_of(const BufferKey& key);
   void make_room_for_wanted(int64_t bytes);
+  size_t spare(const Pool& pool) const;  // free ones that no capture has
   uint32_t allocate(Pool& pool);
-  uint32_t choose(Pool& pool, const Ticket& ticket);
+  uint32_t choose(Pool& pool, const Ticket& ticket, bool for_capture);
+  LentBuffer lend(uint64_t number, bool for_capture);
   void free_buffer(Pool& pool, uint32_t index);
   const BufferMemory& memory_of(const Buffer& buffer) const;
   void hold(const Pool& pool, const Ticket& ticket, int by);
@@ -159,6 +177,7 @@ class BufferCache {
   std::vector<CacheReport::Weight> weights_{};
   std::unordered_map<std::string, uint32_t> weight_of_{};
   uint64_t releases_ = 0;
+  int64_t kept_bytes_ = 0;
   CacheReport sums_{};  // its numbers; the lists stay empty
 };
 

@@ -331,7 +331,7 @@ class RandomUse {
       users_.push_back({cache_.reserve(key, "w" + std::to_string(below(4))), key});
     } else if (what < 10) {
       User& user = users_[below(users_.size())];
-      const int64_t held = cache_.held_bytes();
+      const int64_t held = cache_.kept_bytes();
       const int64_t before = arena_.bytes();
       const LentBuffer lent = cache_.get(user.ticket);
       const int64_t most = std::max(cap_.value_or(0), before);

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <random>
 
+#include "etp/schedule/chains.h"
 #include "etp/testing/generated_math.h"
 #include "etp/testing/generated_testing.h"
 
@@ -61,20 +62,37 @@ GeneratedModel GeneratedModel::of(uint64_t seed) {
   if (draw(0, 3) == 0) model.options.cap_bytes = draw(0, 40000);
   if (draw(0, 1) == 0) model.options.graph_scope = {"attn"};
   if (draw(0, 2) == 0) model.options.graph_scope.insert("moe");
+  model.captures = draw(0, 2) > 0;
+  model.captures_live = draw(1, 3);
   return model;
 }
 
 std::string GeneratedModel::to_string() const {
   return fmt::format(
-      "seed {}: {} ranks, {} steps of {} micro-batches{}{}{}{}, {} weights in {} layers, distance {}, {}", seed, ranks,
-      steps, micro_batches, drain_each ? ", each drained" : "", evaluates ? ", evaluation" : "", skips ? ", skips" : "",
-      async_compute ? ", asynchronous" : "", weights.size(), layers.size(), options.distance,
-      options.cap_bytes ? fmt::format("cap {}", *options.cap_bytes) : "no cap");
+      "seed {}: {} ranks, {} steps of {} micro-batches{}{}{}{}{}, {} weights in {} layers, distance {}, {}", seed,
+      ranks, steps, micro_batches, drain_each ? ", each drained" : "", evaluates ? ", evaluation" : "",
+      skips ? ", skips" : "", async_compute ? ", asynchronous" : "", captures ? ", captures" : "", weights.size(),
+      layers.size(), options.distance, options.cap_bytes ? fmt::format("cap {}", *options.cap_bytes) : "no cap");
 }
 
 bool GeneratedModel::skipped(int rank, int step, int micro_batch, size_t layer) const {
   if (!skips || layers[layer].weights.size() < 2) return false;
   return mixed(seed, static_cast<uint64_t>(rank), static_cast<uint64_t>(step * 8 + micro_batch), layer) % 3 == 0;
+}
+
+std::vector<GeneratedModel::Row> GeneratedModel::rows() const {
+  constexpr size_t kMostLayers = 3;
+  const std::vector<std::string> names(options.graph_scope.begin(), options.graph_scope.end());
+  const GraphScope scope = GraphScope::of(names, options.moe_shared_expert_overlap);
+  std::vector<Row> rows;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const bool captured = captures && chain_of(weights[layers[l].weights.front()].name, scope) == Chain::kGraphed;
+    if (captured && !rows.empty() && rows.back().captured && rows.back().end - rows.back().begin < kMostLayers)
+      ++rows.back().end;
+    else
+      rows.push_back({.begin = l, .end = l + 1, .captured = captured});
+  }
+  return rows;
 }
 
 size_t GeneratedModel::backward_ends(int rank, int step, int micro_batch) const {

@@ -27,6 +27,8 @@ struct GeneratedModel {
   bool evaluates = false;  // a forward pass without gradients between steps
   bool skips = false;      // ranks leave out experts, and backwards end early, at random
   bool async_compute = false;
+  bool captures = false;  // rows of graphed layers
+  int captures_live = 1;  // steps; then they are captured again
   std::vector<WeightSpec> weights;
   std::vector<Layer> layers;
   RuntimeOptions options;
@@ -37,6 +39,13 @@ struct GeneratedModel {
   bool skipped(int rank, int step, int micro_batch, size_t layer) const;
   // The layer at which a rank's backward ends.
   size_t backward_ends(int rank, int step, int micro_batch) const;
+  // All layers in order; captured ones of a row become one part of a step.
+  struct Row {
+    size_t begin = 0;
+    size_t end = 0;
+    bool captured = false;
+  };
+  std::vector<Row> rows() const;
 };
 
 // What every rank computes and holds at the end, as bits.

@@ -1,6 +1,8 @@
 // The sharded program.
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -24,7 +26,8 @@ using namespace generated;
 class RankTrainer {
  public:
   RankTrainer(const GeneratedModel& model, ShardGroup group, TrainingResult& result)
-      : model_(model), rank_(group.rank()), result_(result) {
+      : model_(model), rank_(group.rank()), result_(result), rows_(model.rows()) {
+    captured_.output.resize(model.layers.size() + 1);
     RuntimeOptions options = model.options;
     device::Device& device = group.impl()->device();
     options.compute = model.async_compute ? device.make_stream({.name = "compute"}) : device.caller();
@@ -44,6 +47,10 @@ class RankTrainer {
       if (model_.evaluates) evaluate();
       if (step + 1 == model_.steps) keep_gradients();
       runtime_->update(ids_, [this] { optimise(); });
+      if ((step + 1) % model_.captures_live == 0) {
+        forwards_.clear();
+        backwards_.clear();
+      }
     }
     compute_->synchronize(Deadline::after(seconds(60)));
     keep_weights();
@@ -84,24 +91,64 @@ class RankTrainer {
     return device::read_of(full.data(), static_cast<size_t>(bytes_of(full.dtype(), full.rows() * full.columns())));
   }
 
+  struct Values {
+    std::vector<float> output;
+    float above = 1;
+  };
+
   void pass(int step, int mb) {
     values_.push_back(std::make_unique<Values>());
     Values& v = *values_.back();
     v.output.assign(model_.layers.size() + 1, 0);
     v.output[0] = input_of(rank_, step, mb);
-    for (size_t l = 0; l < model_.layers.size(); ++l) {
-      compute("copy", {}, [&v, l] { v.output[l + 1] = v.output[l]; });
-      if (model_.skipped(rank_, step, mb, l)) continue;
-      for (const FullWeight& full : acquire(model_.layers[l], Phase::kForward, {.micro_batch = mb}))
-        compute("forward", {whole(full)}, forward_on(full, v.output[l + 1]));
+    const auto skipped = [&](size_t l) { return model_.skipped(rank_, step, mb, l); };
+    for (const GeneratedModel::Row& row : rows_) {
+      if (is_replayed(row, step, mb)) {
+        replay(forwards_[row.begin], v, mb, [&] {
+          for (size_t l = row.begin; l < row.end; ++l) forward_of(l, captured_, 0, false);
+        });
+        continue;
+      }
+      for (size_t l = row.begin; l < row.end; ++l) forward_of(l, v, mb, skipped(l));
     }
-    for (size_t l = model_.layers.size(); l-- > model_.backward_ends(rank_, step, mb);)
-      if (!model_.skipped(rank_, step, mb, l)) backward_of(model_.layers[l], v, l, mb, step);
+    const size_t ends = model_.backward_ends(rank_, step, mb);
+    for (auto row = rows_.rbegin(); row != rows_.rend(); ++row) {
+      if (row->begin >= ends && is_replayed(*row, step, mb)) {
+        replay(backwards_[row->begin], v, mb, [&] {
+          for (size_t l = row->end; l-- > row->begin;) backward_of(l, captured_, {});
+        });
+      } else {
+        for (size_t l = row->end; l-- > std::max(row->begin, ends);)
+          if (!skipped(l)) backward_of(l, v, {.micro_batch = mb, .version = step + 1});
+      }
+      check_added();
+    }
     compute("keep", {}, [this, &v] {
       std::vector<float>& outputs = result_.outputs[static_cast<size_t>(rank_)];
       outputs.push_back(v.output.back());
       outputs.push_back(v.above);
     });
+  }
+
+  bool is_replayed(const GeneratedModel::Row& row, int step, int mb) const {
+    for (size_t l = row.begin; l < row.end; ++l)
+      if (model_.skipped(rank_, step, mb, l)) return false;
+    return row.captured;
+  }
+
+  // What is captured computes on `captured_`.
+  void replay(CapturedStep& captured, Values& v, int mb, const std::function<void()>& part) {
+    if (!captured) captured = runtime_->capture(part);
+    compute("enter", {}, [this, &v] { captured_ = v; });
+    captured.replay(mb);
+    compute("leave", {}, [this, &v] { v = captured_; });
+  }
+
+  void forward_of(size_t l, Values& v, int mb, bool skipped) {
+    compute("copy", {}, [&v, l] { v.output[l + 1] = v.output[l]; });
+    if (skipped) return;
+    for (const FullWeight& full : acquire(model_.layers[l], Phase::kForward, {.micro_batch = mb}))
+      compute("forward", {whole(full)}, forward_on(full, v.output[l + 1]));
   }
 
   void evaluate() {
@@ -118,15 +165,10 @@ class RankTrainer {
     return [data = full.data(), dtype = full.dtype(), n, &value] { value = forward(to_floats(data, dtype, n), value); };
   }
 
-  struct Values {
-    std::vector<float> output;
-    float above = 1;
-  };
-
-  void backward_of(const GeneratedModel::Layer& layer, Values& v, size_t l, int mb, int step) {
+  void backward_of(size_t l, Values& v, const Use& use) {
+    const GeneratedModel::Layer& layer = model_.layers[l];
     std::vector<FullWeight> again;
     std::vector<FullWeight> full;
-    const Use use{.micro_batch = mb, .version = step + 1};
     if (layer.recompute) again = acquire(layer, Phase::kRecompute, use);
     if (layer.gathers_backward) full = acquire(layer, Phase::kBackward, use);
     std::vector<GradientBuffer> gradients;
@@ -140,7 +182,7 @@ class RankTrainer {
         });
       }
       if (model_.weights[w].frozen) continue;
-      gradients.push_back(runtime_->gradient_buffer(w, mb));
+      gradients.push_back(runtime_->gradient_buffer(w, use.micro_batch));
       const GradientBuffer& g = gradients.back();
       const auto n = static_cast<size_t>(g.rows() * g.columns());
       compute("wgrad", {device::write_of(g.data(), static_cast<size_t>(bytes_of(g.dtype(), static_cast<int64_t>(n))))},
@@ -151,6 +193,9 @@ class RankTrainer {
     }
     full.clear();
     runtime_->produce(gradients);
+  }
+
+  void check_added() {
     // A hook looks at the ranks that a finished round had.
     for (const Added& added : runtime_->added())
       if (!runtime_->rows(added.weight).empty() && added.ranks < 1)
@@ -194,11 +239,15 @@ class RankTrainer {
   const GeneratedModel& model_;
   const int rank_;
   TrainingResult& result_;
+  const std::vector<GeneratedModel::Row> rows_;
   std::vector<std::unique_ptr<Values>> values_;  // until the stream has ended
+  Values captured_;                              // likewise
   std::shared_ptr<device::Stream> compute_;
   std::optional<Runtime> runtime_;
   std::vector<WeightId> ids_;
   std::set<uint32_t> known_lists_;
+  std::map<size_t, CapturedStep> forwards_;  // by their first layer
+  std::map<size_t, CapturedStep> backwards_;
 };
 
 }  // namespace

@@ -205,6 +205,7 @@ TEST(MutationTest, EachIsFoundByWhatMustFindIt) {
       {{Mutation::kLocalAmax, "local amax", {kBits}}},
       {{Mutation::kUnorderedIteration, "unordered iteration", {kBits}}},
       {{Mutation::kCapturedAddressReused, "captured address reused", {kBits}}, by_two_uses_at_once},
+      {{Mutation::kCaptureNotReserved, "captured buffer lent to others", {kChecker, kBits}}},
       {{Mutation::kStampNotCompared, "stamp not compared", {kStamp}}, by_a_wrong_buffer},
       {{Mutation::kFoldFromZero, "fold from zero", {kBits}}},
       {{Mutation::kFoldsOutOfOrder, "folds out of order", {kDeadlock}}},
