@@ -324,14 +324,15 @@ struct RuntimeForecast {
   int64_t total() const { return parameters + publication + gradients + gathered + produced + replicated; }
 };
 
-// Where gathered weights of captures lie, instead of memory of the device.
+// Where gathered weights of captures lie, instead of memory of the device. Called on any thread, once at a time.
 struct CapturePool {
   std::function<std::byte*(int64_t bytes)> allocate;  // at a multiple of 64 bytes; throws if there is no room
   std::function<void(std::byte* memory, int64_t bytes)> free;
 };
 
 // A part of a step that Runtime::capture() has recorded. Move-only. It may be destroyed on any thread, also after the
-// runtime. While it lives, the addresses of its gathered weights and gradients are kept for captures.
+// runtime; what its streams have been given then still runs. While it lives, the addresses of its gathered weights and
+// gradients are kept for captures.
 class CapturedStep {
  public:
   CapturedStep() = default;
@@ -447,13 +448,13 @@ class Runtime {
   // Captures --------------------------------------------------------------------------------------------------------
 
   // Calls `part`, which runs nothing: what it gives to the stream of RuntimeOptions::compute, and the weights that it
-  // acquires and gradients that it produces there, are recorded with their addresses, to be replayed. Computation that
+  // acquires and gradients that it produces, are recorded with their addresses, to be replayed. Computation that
   // is no operation of that stream happens once, now, with memory that holds nothing.
   //
   // `part` uses weights of the GRAPHED chain only, releases them before it returns, and produces only buffers that it
   // got inside. Use::version and first_micro_batch differ between replays, and are left out. Of the calls above, only
   // acquire(), gradient_buffer(), produce(), added() and those that only look may be made inside, by any thread; others
-  // throw Error(kInvalidArgument). What `part` throws is thrown, and nothing is captured.
+  // throw Error(kInvalidArgument). What `part` or one of its acquire() throws is thrown, and nothing is captured.
   //
   // In a replay, gathers run `distance` uses ahead, in the order of the capture and not beyond its ends; the plan of
   // other uses neither learns from it nor changes. Captures share their buffers, as replays run one after the other;

@@ -45,11 +45,30 @@ void RuntimeImpl::forget(CapturedPart& part) {
   if (std::exchange(part.counted, false)) --context_.captures;
 }
 
+void RuntimeImpl::drop(std::shared_ptr<CapturedPart> part) {
+  const MutexLock lock(dropped_mutex_);
+  dropped_.push_back(std::move(part));
+}
+
+void RuntimeImpl::forget_dropped() {
+  std::vector<std::shared_ptr<CapturedPart>> dropped;
+  {
+    const MutexLock lock(dropped_mutex_);
+    dropped.swap(dropped_);
+  }
+  for (const auto& part : dropped) forget(*part);
+}
+
 void RuntimeImpl::capture_use(std::span<Parameter* const> weights, Phase phase, const Use& use,
                               std::span<FullWeight> out) {
   CapturedPart& part = *capturing_;
   const size_t index = part.uses.size();
-  consumptions_.capture(weights, phase, use, out, part);
+  try {
+    consumptions_.capture(weights, phase, use, out, part);
+  } catch (...) {
+    part.failure = std::current_exception();
+    throw;
+  }
   part.operations.call([this, captured = &part, index]() NO_THREAD_SAFETY_ANALYSIS {  // of replay(), with the lock
     replay_use(*captured, index);
   });
@@ -81,8 +100,8 @@ void RuntimeImpl::replay(CapturedPart& part, int micro_batch) {
            tessera::quoted(p.name()));
   part.micro_batch = micro_batch;
   ++context_.counters.replays;
-  consumptions_.begin_replay(part);
   try {
+    consumptions_.begin_replay(part);
     part.operations.replay();
   } catch (...) {
     consumptions_.recover(part);
@@ -120,8 +139,7 @@ void CapturedStep::reset() noexcept {
   const std::shared_ptr<CapturedPart> part = std::move(part_);
   const std::shared_ptr<RuntimeImpl> runtime = std::exchange(runtime_, {}).lock();
   if (part == nullptr || runtime == nullptr) return;
-  const MutexLock lock(runtime->mutex_);
-  runtime->forget(*part);
+  runtime->drop(part);
 }
 
 void CapturedStep::replay(int micro_batch) {

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <vector>
 
@@ -48,7 +49,8 @@ struct CapturedPart {
   std::optional<device::CaptureScope> scope{};  // while it is recorded
   std::vector<CapturedUse> uses{};
   std::vector<WeightId> produced{};
-  bool counted = false;  // in RuntimeContext::captures
+  bool counted = false;          // in RuntimeContext::captures
+  std::exception_ptr failure{};  // of a use, while it is recorded
   Mutex mutex{};
   size_t recorded GUARDED_BY(mutex) = 0;               // uses
   std::vector<Released> released GUARDED_BY(mutex){};  // while it is recorded: others have not got it yet

@@ -21,26 +21,27 @@ void Consumptions::capture(std::span<Parameter* const> weights, Phase phase, con
          tessera::quoted(first.name()), use.version ? "version" : "first micro-batch",
          use.version ? "and update after the backward" : "and publish() the weights before the first replay");
   unit.used = true;
-  CapturedUse made{.unit = index,
-                   .plane = first.weight.format.gathered(phase == Phase::kBackward ? Plane::kColumn : Plane::kRow),
-                   .phase = phase,
-                   .micro_batch = use.micro_batch,
-                   .expects_backward = use.expects_backward};
+  const size_t before = part.uses.size();
+  CapturedUse& made = part.uses.emplace_back();
+  made.unit = index;
+  made.plane = first.weight.format.gathered(phase == Phase::kBackward ? Plane::kColumn : Plane::kRow);
+  made.phase = phase;
+  made.micro_batch = use.micro_batch;
+  made.expects_backward = use.expects_backward;
   if (first.weight.no_gather) {
     for (size_t i = 0; i < weights.size(); ++i) use_in_place(*weights[i], out[i]);
   } else {
     // A buffer that was released is used again only so many uses later, so that there is one to gather ahead into.
-    const size_t distance = static_cast<size_t>(reach(unit));
-    const bool fits =
-        predictor_.options().fits(memory_->report().captured_bytes, predictor_.costs()[index].bytes(made.plane));
-    put_back_released(part, fits ? part.uses.size() + 1 - std::min(distance, part.uses.size() + 1) : SIZE_MAX);
+    const auto distance = static_cast<size_t>(reach(unit));
+    const int64_t bytes = predictor_.costs()[index].bytes(made.plane);
+    const bool fits = predictor_.options().fits(memory_->report().captured_bytes, bytes);
+    put_back_released(part, fits ? before + 1 - std::min(distance, before + 1) : SIZE_MAX);
     for (size_t i = 0; i < weights.size(); ++i) {
       const GatherMemory::Reserved reserved = memory_->reserve(*weights[i], made.plane);
       made.slots.push_back(reserved.slot);
       out[i] = full_weight(*weights[i], reserved.slot, reserved.data);
     }
   }
-  part.uses.push_back(std::move(made));
   const MutexLock lock(part.mutex);
   part.recorded = part.uses.size();
 }
@@ -57,6 +58,7 @@ void Consumptions::put_back_released(CapturedPart& part, size_t before) {
 
 void Consumptions::end_capture(CapturedPart& part) {
   put_back_released(part, SIZE_MAX);
+  if (part.failure != nullptr) std::rethrow_exception(part.failure);
   for (const CapturedUse& use : part.uses)
     for (size_t i = 0; i < use.slots.size(); ++i)
       if (memory_->state(use.slots[i]) != WeightState::kNone)
@@ -77,6 +79,7 @@ void Consumptions::begin_replay(CapturedPart& part) {
         fail(ErrorCode::kInvalidArgument,
              "{} was updated and is not published: publish() it before a capture that uses it is replayed"_message,
              tessera::quoted(p->name()));
+  predictor_.replayed(Chain::kGraphed);
   part.acquired = part.next_gather = 0;
   gather_ahead(part);
 }

@@ -80,6 +80,7 @@ RuntimeImpl::~RuntimeImpl() {
 
 RuntimeImpl::Call::Call(RuntimeImpl& runtime, const char* call) : lock_(runtime.mutex_) {
   runtime.require_open();
+  runtime.forget_dropped();
   if (call != nullptr && runtime.capturing_ != nullptr)
     fail(ErrorCode::kInvalidArgument, "{} cannot be part of a capture: call it before or after"_message, call);
   if (runtime.options_.while_waiting)

@@ -68,6 +68,8 @@ class RuntimeImpl {
   void end_capture(bool stands) REQUIRES(mutex_);
   void replay(CapturedPart& part, int micro_batch) REQUIRES(mutex_);
   void forget(CapturedPart& part) REQUIRES(mutex_);
+  // Forgets it in a later call: this one may be made within one, on its thread.
+  void drop(std::shared_ptr<CapturedPart> part) EXCLUDES(dropped_mutex_);
   void reallocate(CapturePool pool) REQUIRES(mutex_);
 
   // report.cc
@@ -100,11 +102,14 @@ class RuntimeImpl {
       REQUIRES(mutex_);
   void capture_gradients(std::span<GradientBuffer> gradients) REQUIRES(mutex_);
   void replay_use(CapturedPart& part, size_t use) REQUIRES(mutex_);
+  void forget_dropped() REQUIRES(mutex_);
   void publish_at_first_use(std::span<Parameter* const> weights, const Use& use) REQUIRES(mutex_);
   std::vector<Parameter*> list_of(std::span<const WeightId> weights) const REQUIRES(mutex_);
 
   std::vector<Parameter*> updating_ GUARDED_BY(mutex_);
   std::shared_ptr<CapturedPart> capturing_ GUARDED_BY(mutex_);  // null: nothing is recorded
+  Mutex dropped_mutex_;
+  std::vector<std::shared_ptr<CapturedPart>> dropped_ GUARDED_BY(dropped_mutex_);
   bool in_update_ GUARDED_BY(mutex_) = false;
   bool closed_ GUARDED_BY(mutex_) = false;
   bool options_agreed_ GUARDED_BY(mutex_) = false;

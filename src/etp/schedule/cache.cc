@@ -63,7 +63,9 @@ LentBuffer BufferCache::capture(BufferTicket number) {
   Ticket& ticket = find(number);
   if (ticket.captured || mutated(Mutation::kCaptureNotReserved)) return lent;
   ticket.captured = true;
-  if (buffers_[ticket.buffer].captured++ == 0) sums_.captured_bytes += lent.bytes;
+  Buffer& buffer = buffers_[ticket.buffer];
+  buffer.cleared = false;
+  if (buffer.captured++ == 0) sums_.captured_bytes += lent.bytes;
   return lent;
 }
 

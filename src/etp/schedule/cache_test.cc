@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <set>
@@ -224,6 +226,36 @@ TEST(Cache, GraphedBuffersMoveToACapturePoolAndKeepTheirAddresses) {
   EXPECT_TRUE(other.freed_after.size() == 3 && cache.holds(outside));
 }
 
+TEST(Cache, CapturedTicketsKeepTheirAddressesAndShareThem) {
+  Arena arena;
+  BufferCache cache(arena.memory());
+  const auto reserve = [&] { return cache.reserve(key_of(16, Chain::kGraphed), "w"); };
+  const BufferTicket one = reserve(), two = reserve(), outside = reserve();
+  const auto last = std::make_shared<int>(0);
+  std::byte* const address = cache.capture(one).memory;
+  cache.release(one, last);
+  EXPECT_EQ(cache.capture(two).memory, address);
+  EXPECT_FALSE(cache.is_free(one));
+  EXPECT_THAT(error_of([&] { cache.get(one); }), HasSubstr("something else is there"));
+  cache.put_back(two);
+  EXPECT_TRUE(cache.is_free(one));
+  EXPECT_EQ(cache.get(one).wait_for, last);
+  cache.put_back(one);
+  EXPECT_NE(cache.get(outside).memory, address);
+  cache.release(outside, {});
+  EXPECT_EQ(cache.end_step(), 0);
+  EXPECT_EQ(cache.end_step(), key_of(16).bytes());
+  EXPECT_EQ(cache.report().captured_bytes, key_of(16).bytes());
+  EXPECT_THAT(error_of([&] { cache.reallocate(arena.memory()); }), HasSubstr("before anything is captured"));
+  cache.uncapture(one);
+  EXPECT_NE(cache.get(outside).memory, address);
+  cache.release(outside, {});
+  cache.uncapture(two);
+  EXPECT_EQ(cache.report().captured_bytes, 0);
+  EXPECT_GT(cache.end_step() + cache.end_step(), 0);
+  EXPECT_EQ(arena.buffers(), 0U);
+}
+
 TEST(Cache, AccountsForAllBytes) {
   Arena arena;
   BufferCache cache(arena.memory());
@@ -302,6 +334,47 @@ TEST(Cache, BuffersOfACapturePoolMakeNoRoom) {
   EXPECT_EQ(cache.report().over_cap, 1);
 }
 
+TEST(Cache, CapturedBuffersMakeNoRoomAndTakeTheirShareOfTheCap) {
+  Arena arena;
+  BufferCache cache(arena.memory(), (16 + 16 + 32) * 32);
+  const BufferTicket captured = cache.reserve(key_of(16), "a");
+  const BufferTicket outside = cache.reserve(key_of(16), "a");
+  std::byte* const kept = cache.capture(captured).memory;
+  std::byte* const idle = cache.get(outside).memory;
+  cache.put_back(captured);
+  cache.release(outside, {});
+  EXPECT_EQ(cache.kept_bytes(), 16 * 32);
+  cache.get(cache.reserve(key_of(48), "b"));
+  EXPECT_EQ(arena.freed, std::vector{idle});  // though that of the capture is older
+  EXPECT_EQ(cache.report().over_cap, 0);
+  EXPECT_EQ(cache.kept_bytes(), (16 + 48) * 32);
+  // To others it is no buffer of their own, so there is none for them below the cap.
+  EXPECT_NE(cache.get(outside).memory, kept);
+  EXPECT_EQ(cache.report().over_cap, 1);
+  cache.release(outside, {});
+  cache.uncapture(captured);
+  EXPECT_EQ(cache.kept_bytes(), 48 * 32);
+  cache.get(cache.reserve(key_of(32), "c"));
+  EXPECT_EQ(arena.buffers(), 2U);
+}
+
+TEST(Cache, RoomForACaptureIsMadeOnlyWhereItHasNoBufferYet) {
+  Arena arena;
+  BufferCache cache(arena.memory(), (16 + 32) * 32);
+  const BufferTicket one = cache.reserve(key_of(16), "a");
+  const BufferTicket other = cache.reserve(key_of(32), "b");
+  std::byte* const address = cache.capture(one).memory;
+  cache.put_back(one);
+  std::byte* const idle = cache.get(other).memory;
+  cache.release(other, {});
+  const std::array keys{key_of(16)};
+  cache.make_room(keys, true);
+  EXPECT_TRUE(arena.freed.empty());
+  EXPECT_EQ(cache.capture(cache.reserve(key_of(16), "a")).memory, address);
+  cache.make_room(keys, true);
+  EXPECT_EQ(arena.freed, std::vector{idle});
+}
+
 // A cache beside a model that knows who holds what.
 class RandomUse {
  public:
@@ -319,33 +392,19 @@ class RandomUse {
   struct User {
     BufferTicket ticket;
     BufferKey key;
-    std::byte* memory = nullptr;  // while it holds one
+    std::byte* memory = nullptr;    // while it holds one
+    std::byte* captured = nullptr;  // where it is captured
   };
 
   size_t below(size_t n) { return random_() % n; }
 
   void call() {
-    const size_t what = below(20);
+    const size_t what = below(24);
     if (users_.empty() || what < 2) {
       const BufferKey key = key_of(16 * static_cast<int64_t>(1 + below(3)), static_cast<Chain>(below(2)));
       users_.push_back({cache_.reserve(key, "w" + std::to_string(below(4))), key});
     } else if (what < 10) {
-      User& user = users_[below(users_.size())];
-      const int64_t held = cache_.kept_bytes();
-      const int64_t before = arena_.bytes();
-      const LentBuffer lent = cache_.get(user.ticket);
-      const int64_t most = std::max(cap_.value_or(0), before);
-      if (cap_ && !captures_ && arena_.bytes() > most) {
-        ASSERT_EQ(arena_.bytes(), held + lent.bytes);
-      }
-      forget_freed();
-      ASSERT_EQ(lent.bytes, user.key.bytes());
-      if (user.memory != nullptr) {
-        ASSERT_EQ(lent.memory, user.memory);
-      } else {
-        ASSERT_EQ(lent.wait_for, last_[lent.memory]);
-        user.memory = lent.memory;
-      }
+      get(users_[below(users_.size())]);
     } else if (what < 17) {
       User& user = users_[below(users_.size())];
       ASSERT_EQ(cache_.holds(user.ticket), user.memory != nullptr);
@@ -355,32 +414,115 @@ class RandomUse {
       user.memory = nullptr;
     } else if (what < 19) {
       cache_.end_step();
+    } else if (what < 20) {
+      below(2) == 0 ? clear() : move_graphed();
+    } else if (what < 22) {
+      capture(users_[below(users_.size())]);
     } else {
-      below(2) == 0 ? cache_.clear() : move_graphed();
+      User& user = users_[below(users_.size())];
+      cache_.uncapture(user.ticket);
+      user.captured = nullptr;
     }
     forget_freed();
   }
 
+  void get(User& user) {
+    if (user.captured != nullptr && user.memory == nullptr && is_held(user.captured)) {
+      ASSERT_FALSE(cache_.is_free(user.ticket));
+      ASSERT_THROW(cache_.get(user.ticket), Error);
+      return;
+    }
+    LentBuffer lent{};
+    below_cap(user, [&] { lent = cache_.get(user.ticket); });
+    if (user.captured != nullptr) {
+      ASSERT_EQ(lent.memory, user.captured);
+    } else if (user.memory == nullptr) {
+      ASSERT_FALSE(is_captured(lent.memory));
+    }
+    take(user, lent);
+  }
+
+  void capture(User& user) {
+    if (user.captured != nullptr) return;
+    const bool has_captured = std::ranges::any_of(users_, [&](const User& other) {
+      return other.key == user.key && other.captured != nullptr && !is_held(other.captured);
+    });
+    const bool held = user.memory != nullptr;
+    LentBuffer lent{};
+    below_cap(user, [&] { lent = cache_.capture(user.ticket); });
+    if (has_captured && !held) {
+      ASSERT_TRUE(is_captured(lent.memory));
+    }
+    take(user, lent);
+    user.captured = lent.memory;
+  }
+
+  // All that is left above the cap after such a call is held or captured, or in a capture pool.
+  void below_cap(const User& user, const std::function<void()>& call) {
+    const int64_t kept = kept_bytes();
+    const int64_t before = arena_.bytes();
+    call();
+    if (cap_ && !has_pool_ && arena_.bytes() > std::max(*cap_, before)) {
+      ASSERT_EQ(arena_.bytes(), kept + user.key.bytes());
+    }
+    forget_freed();
+  }
+
+  void take(User& user, const LentBuffer& lent) {
+    ASSERT_EQ(lent.bytes, user.key.bytes());
+    if (user.memory != nullptr) {
+      ASSERT_EQ(lent.memory, user.memory);
+    } else {
+      ASSERT_EQ(lent.wait_for, last_[lent.memory]);
+      user.memory = lent.memory;
+    }
+  }
+
+  bool is_held(const std::byte* memory) const { return std::ranges::count(users_, memory, &User::memory) > 0; }
+  bool is_captured(const std::byte* memory) const { return std::ranges::count(users_, memory, &User::captured) > 0; }
+  void clear() {
+    cache_.clear();
+    for (User& user : users_) user.captured = nullptr;
+  }
+
   void move_graphed() {
-    const bool held = std::ranges::any_of(
-        users_, [](const User& u) { return u.memory != nullptr && u.key.chain == Chain::kGraphed; });
+    const bool held = std::ranges::any_of(users_, [](const User& u) {
+      return (u.memory != nullptr || u.captured != nullptr) && u.key.chain == Chain::kGraphed;
+    });
     if (held) {
       EXPECT_THROW(cache_.reallocate(arena_.memory()), Error);
       return;
     }
     cache_.reallocate(arena_.memory());
-    captures_ = true;
+    has_pool_ = true;
   }
   // Addresses may come again, as new memory.
   void forget_freed() {
-    for (std::byte* const memory : arena_.freed) last_.erase(memory);
+    for (std::byte* const memory : arena_.freed) {
+      EXPECT_FALSE(is_held(memory) || is_captured(memory));
+      last_.erase(memory);
+    }
     arena_.freed.clear();
+  }
+
+  int64_t kept_bytes() const {
+    std::map<const std::byte*, int64_t> kept;
+    for (const User& user : users_)
+      for (const std::byte* const memory : {user.memory, user.captured})
+        if (memory != nullptr) kept.emplace(memory, user.key.bytes());
+    return std::accumulate(kept.begin(), kept.end(), int64_t{0},
+                           [](int64_t sum, const auto& buffer) { return sum + buffer.second; });
   }
 
   void check() {
     std::map<std::byte*, int64_t> held;
     int64_t held_bytes = 0;
+    std::map<std::byte*, int64_t> captured;
     for (const User& user : users_) {
+      if (user.captured != nullptr) {
+        ASSERT_TRUE(arena_.owns(user.captured));
+        captured.emplace(user.captured, user.key.bytes());
+      }
       if (user.memory == nullptr) continue;
       ASSERT_TRUE(arena_.owns(user.memory));
       ASSERT_TRUE(held.emplace(user.memory, user.key.bytes()).second) << "two users share a buffer";
@@ -394,9 +536,13 @@ class RandomUse {
     }
     const CacheReport report = cache_.report();
     ASSERT_EQ(report.held_bytes, held_bytes);
+    ASSERT_EQ(cache_.kept_bytes(), kept_bytes());
     if (report.over_cap == 0) {
       ASSERT_LE(report.most_bytes, cap_.value_or(report.most_bytes));
     }
+    int64_t captured_bytes = 0;
+    for (const auto& [memory, bytes] : captured) captured_bytes += bytes;
+    ASSERT_EQ(report.captured_bytes, captured_bytes);
     ASSERT_EQ(report.bytes, arena_.bytes());
     ASSERT_EQ(report.chain_bytes[0] + report.chain_bytes[1], report.bytes);
     ASSERT_EQ(report.allocations - report.frees, static_cast<int64_t>(arena_.buffers()));
@@ -410,7 +556,7 @@ class RandomUse {
 
   std::mt19937 random_;
   std::optional<int64_t> cap_;
-  bool captures_ = false;  // then idle buffers may stay above the cap
+  bool has_pool_ = false;  // then idle buffers may stay above the cap
   Arena arena_;
   BufferCache cache_;
   std::vector<User> users_;

@@ -99,6 +99,11 @@ std::span<const Prefetch> Predictor::start() {
   return to_issue_;
 }
 
+void Predictor::replayed(Chain chain) {
+  const auto index = static_cast<size_t>(chain);
+  if (chains_.at(index).cursor == start_of(index)) places_[start_of(index)].next = kEnd;
+}
+
 void Predictor::new_pass() {
   passes_are_told_ = true;
   ++pass_;

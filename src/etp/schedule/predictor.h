@@ -62,6 +62,8 @@ class Predictor {
   std::span<const uint64_t> update();
   // The new versions are published: what the first uses of a step are expected to need.
   std::span<const Prefetch> start();
+  // Uses of the chain are replayed, which are not observed. Where they begin a step, nothing else is expected to.
+  void replayed(Chain chain);
   // A pass without gradients begins. Optional: without it, one is taken to begin once a weight comes a second time.
   void new_pass();
 

@@ -334,5 +334,22 @@ TEST(Predictor, AnyOrderKeepsTheBooks) {
   }
 }
 
+TEST(Predictor, NothingIsExpectedAtTheBeginningOfAStepThatIsReplayed) {
+  Caller caller({.distance = 2}, equal_costs(3));
+  caller.step({0, 1, 2});
+  EXPECT_THAT(caller.start(), ElementsAre(0, 1));
+  caller.predictor.replayed(Chain::kUngraphed);
+  EXPECT_EQ(caller.use(0), (std::vector<uint32_t>{2}));  // the rest of a step is as before
+  caller.uses({1, 2});
+  caller.update();
+  EXPECT_THAT(caller.start(), ElementsAre(0, 1));
+  caller.predictor.replayed(Chain::kUngraphed);
+  caller.update();
+  EXPECT_THAT(caller.start(), IsEmpty());
+  caller.uses({0, 1, 2});
+  caller.update();
+  EXPECT_THAT(caller.start(), ElementsAre(0, 1));
+}
+
 }  // namespace
 }  // namespace tessera::etp

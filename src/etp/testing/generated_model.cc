@@ -109,6 +109,7 @@ TrainingResult room_for(const GeneratedModel& model) {
   }
   result.outputs.resize(ranks);
   result.added.resize(ranks);
+  result.replays.resize(ranks);
   return result;
 }
 

@@ -50,10 +50,12 @@ struct GeneratedModel {
 
 // What every rank computes and holds at the end, as bits.
 struct TrainingResult {
-  std::vector<std::vector<float>> weights;               // [F, K] of each
-  std::vector<std::vector<float>> gradients;             // accumulated in the last step
-  std::vector<std::vector<float>> outputs;               // of each rank: the model's, at each micro-batch
-  std::vector<std::vector<std::vector<Added>>> added{};  // of each rank, at each drain; the unsharded program has none
+  std::vector<std::vector<float>> weights;    // [F, K] of each
+  std::vector<std::vector<float>> gradients;  // accumulated in the last step
+  std::vector<std::vector<float>> outputs;    // of each rank: the model's, at each micro-batch
+  // Of each rank; the unsharded program has none:
+  std::vector<std::vector<std::vector<Added>>> added{};  // at each drain
+  std::vector<int64_t> replays{};                        // of captures
 };
 
 // The unsharded program, in plain loops over full weights.

@@ -54,6 +54,7 @@ class RankTrainer {
     }
     compute_->synchronize(Deadline::after(seconds(60)));
     keep_weights();
+    result_.replays[static_cast<size_t>(rank_)] = runtime_->report().replays;
   }
 
  private:

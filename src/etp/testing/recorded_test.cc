@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 
 #include "etp/testing/generated_testing.h"
 
@@ -29,6 +30,7 @@ TEST(RecordedTest, NothingIsLeftUnorderedInAnyScheduleOfAnyModel) {
   const int models = from_environment("TESSERA_ETP_MODELS", kModels);
   const int schedules = from_environment("TESSERA_ETP_SCHEDULES", kSchedules);
   size_t records = 0, accesses = 0;
+  int64_t replays = 0;
   for (int seed = first; seed < first + models; ++seed) {
     const GeneratedModel model = GeneratedModel::of(static_cast<uint64_t>(seed));
     const TrainingResult expected = train_unsharded(model);
@@ -41,10 +43,15 @@ TEST(RecordedTest, NothingIsLeftUnorderedInAnyScheduleOfAnyModel) {
       ASSERT_GT(run.report.accesses, 0u);
       records += run.report.records;
       accesses += run.report.accesses;
+      replays += std::accumulate(found.replays.begin(), found.replays.end(), int64_t{0});
     }
   }
-  std::printf("%d models, %d schedules each: %zu records, %zu accesses, no conflict, no fault, no deadlock\n", models,
-              schedules, records, accesses);
+  if (models >= kModels) {
+    EXPECT_GT(replays, models * schedules);
+  }
+  std::printf(
+      "%d models, %d schedules each: %zu records, %zu accesses, %lld replays, no conflict, no fault, no deadlock\n",
+      models, schedules, records, accesses, static_cast<long long>(replays));
 }
 
 }  // namespace
