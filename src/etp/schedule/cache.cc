@@ -172,7 +172,7 @@ void BufferCache::reallocate(BufferMemory pool_memory) {
              tessera::quoted(weights_[tickets_[holder - 1].weight].name), to_string(pool.key));
   }
   for (const Ticket& ticket : tickets_)
-    if (ticket.captured)
+    if (ticket.captured && pools_[ticket.pool].key.chain == Chain::kGraphed)
       fail(ErrorCode::kInvalidArgument,
            "weight {} is part of a capture, which has its address ({}): buffers move to a capture pool before "
            "anything is captured"_message,
