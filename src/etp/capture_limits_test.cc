@@ -58,6 +58,11 @@ TEST(CaptureLimitsTest, RefusesWhatAReplayCouldNotRepeat) {
     EXPECT_THAT(captured([&] { runtime.capture([] {}); }), HasSubstr("capture() cannot be part"));
     EXPECT_THAT(captured([&] { runtime.acquire(model.other, Phase::kForward); }),
                 HasSubstr("\"head\" is of the UNGRAPHED chain"));
+    // Also where the program goes on.
+    EXPECT_THAT(captured([&] {
+                  EXPECT_THAT(error_of([&] { runtime.acquire(model.other, Phase::kForward); }), HasSubstr("UNGRAPHED"));
+                }),
+                HasSubstr("\"head\" is of the UNGRAPHED chain"));
     EXPECT_THAT(captured([&] { runtime.acquire(w, Phase::kForward, {.first_micro_batch = true}); }),
                 HasSubstr("has another first micro-batch in each replay"));
     EXPECT_THAT(captured([&] { runtime.acquire(w, Phase::kBackward, {.version = 1}); }),

@@ -479,6 +479,8 @@ TEST(StepTest, ChainsChangeOnlyBeforeTheyArePlanned) {
   EXPECT_EQ(runtime.report().weights[0].chain, "UNGRAPHED");
   runtime.classify({"attn"}, false);
   EXPECT_EQ(runtime.report().weights[0].chain, "GRAPHED");
+  runtime.add({.name = "layers.1.self_attention.qkv", .rows = 4, .columns = 4});  // by the new scope, too
+  EXPECT_EQ(runtime.report().weights[1].chain, "GRAPHED");
   runtime.acquire(qkv, Phase::kForward);
   EXPECT_THAT(error_of([&] { runtime.classify({}, false); }), HasSubstr("layers.0.self_attention.qkv"));
 }
