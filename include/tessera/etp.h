@@ -147,7 +147,7 @@ struct RuntimeOptions {
   int distance = 1;         // consumptions ahead
   int expert_distance = 2;  // the same for lists of experts
   // Of gathered weights, those in use and buffers that are kept for the next: a prefetch that does not fit is not
-  // issued, and what is kept for other shapes is freed. Only what is used at once can take more.
+  // issued, and what is kept for other shapes is freed. Only what is used or captured at once can take more.
   std::optional<int64_t> cap_bytes = std::nullopt;
   // Gathers of fewer bytes that wait for nobody are not handed to a stream: to wake its thread takes longer.
   int64_t inline_bytes = int64_t{32} << 10;
@@ -326,8 +326,8 @@ struct RuntimeForecast {
 
 // Where gathered weights of captures lie, instead of memory of the device. Called on any thread, once at a time.
 struct CapturePool {
-  std::function<std::byte*(int64_t bytes)> allocate;  // at a multiple of 64 bytes; throws if there is no room
-  std::function<void(std::byte* memory, int64_t bytes)> free;
+  std::function<std::byte*(int64_t bytes)> allocate;           // at a multiple of 64 bytes; throws if there is no room
+  std::function<void(std::byte* memory, int64_t bytes)> free;  // must not throw
 };
 
 // A part of a step that Runtime::capture() has recorded. Move-only. It may be destroyed on any thread, also after the
@@ -458,8 +458,8 @@ class Runtime {
   //
   // In a replay, gathers run `distance` uses ahead, in the order of the capture and not beyond its ends; the plan of
   // other uses neither learns from it nor changes. Captures share their buffers, as replays run one after the other;
-  // cap_bytes bounds them apart from those of other uses. A captured gradient is copied once, to a buffer that the
-  // owners may read while the next replay writes.
+  // cap_bytes counts these, also between replays. A captured gradient is copied once, to a buffer that the owners may
+  // read while the next replay writes.
   CapturedStep capture(const std::function<void()>& part);
   // Buffers of the GRAPHED chain come from `pool` from now on, and those that exist move there: between steps, and
   // before anything is captured; else throws Error(kInvalidArgument). `pool` is called until the last such buffer is

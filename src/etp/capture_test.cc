@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -204,6 +205,46 @@ TEST(CaptureTest, DistanceAndCapBoundWhatIsGatheredAhead) {
         group.impl()->barrier("the next");
       }
     }
+  });
+}
+
+TEST(CaptureTest, BelowACapCapturesTakeThePlaceOfWhatIsGatheredAhead) {
+  run_ranks(2, [](const ShardGroup& group) {
+    RuntimeOptions options = graphed();
+    options.distance = 1;
+    options.cap_bytes = 2 * kBuffer;
+    CapturedModel model(group, options, 4, false);
+    model.forward();
+    model.update(2);  // the first use of the next step is gathered ahead
+    const auto captured = [&](std::set<const void*>& addresses) {
+      return model.runtime.capture([&] {
+        model.forward();
+        for (const WeightId w : model.ids) addresses.insert(model.runtime.acquire(w, Phase::kForward).data());
+      });
+    };
+    std::set<const void*> first, second;
+    CapturedStep one = captured(first);
+    EXPECT_EQ(first.size(), 2u);
+    CapturedStep two = captured(second);
+    EXPECT_EQ(second, first);
+    for (int64_t version = 3; version < 6; ++version) {
+      one.replay();
+      two.replay();
+      model.update(version);
+    }
+    RuntimeReport report = model.runtime.report();
+    EXPECT_EQ(report.captured_bytes, 2 * kBuffer);
+    EXPECT_EQ(report.gathered_peak_bytes, 2 * kBuffer);
+    EXPECT_EQ(report.over_cap, 0);
+    // Uses outside take more than the cap, and nothing is gathered ahead for them.
+    const int64_t prefetched = report.prefetched;
+    model.forward();
+    report = model.runtime.report();
+    EXPECT_EQ(report.gathered_peak_bytes, 3 * kBuffer);
+    EXPECT_EQ(report.prefetched, prefetched);
+    EXPECT_GT(report.over_cap, 0);
+    EXPECT_EQ(model.wrong, 0);
+    group.impl()->barrier("the end");
   });
 }
 

@@ -1,5 +1,6 @@
 // Uses of weights in captures, and in their replays.
 #include <algorithm>
+#include <utility>
 
 #include "base/fail.h"
 #include "etp/consumption.h"
@@ -21,7 +22,6 @@ void Consumptions::capture(std::span<Parameter* const> weights, Phase phase, con
          tessera::quoted(first.name()), use.version ? "version" : "first micro-batch",
          use.version ? "and update after the backward" : "and publish() the weights before the first replay");
   unit.used = true;
-  const size_t before = part.uses.size();
   CapturedUse& made = part.uses.emplace_back();
   made.unit = index;
   made.plane = first.weight.format.gathered(phase == Phase::kBackward ? Plane::kColumn : Plane::kRow);
@@ -31,19 +31,40 @@ void Consumptions::capture(std::span<Parameter* const> weights, Phase phase, con
   if (first.weight.no_gather) {
     for (size_t i = 0; i < weights.size(); ++i) use_in_place(*weights[i], out[i]);
   } else {
-    // A buffer that was released is used again only so many uses later, so that there is one to gather ahead into.
-    const auto distance = static_cast<size_t>(reach(unit));
-    const int64_t bytes = predictor_.costs()[index].bytes(made.plane);
-    const bool fits = predictor_.options().fits(memory_->report().captured_bytes, bytes);
-    put_back_released(part, fits ? before + 1 - std::min(distance, before + 1) : SIZE_MAX);
-    for (size_t i = 0; i < weights.size(); ++i) {
-      const GatherMemory::Reserved reserved = memory_->reserve(*weights[i], made.plane);
-      made.slots.push_back(reserved.slot);
-      out[i] = full_weight(*weights[i], reserved.slot, reserved.data);
-    }
+    reserve(weights, out, made, part);
   }
   const MutexLock lock(part.mutex);
   part.recorded = part.uses.size();
+}
+
+// A buffer that was released is used again only so many uses later, so that there is one to gather ahead into; sooner
+// where others do not fit below the cap.
+void Consumptions::reserve(std::span<Parameter* const> weights, std::span<FullWeight> out, CapturedUse& use,
+                           CapturedPart& part) {
+  const Unit& unit = units_[use.unit];
+  const size_t before = part.uses.size() - 1;
+  size_t free_before = part.uses.size() - std::min(static_cast<size_t>(reach(unit)), part.uses.size());
+  put_back_released(part, free_before);
+  const auto fits = [&] { return memory_->fits_capture(weights, use.plane); };
+  if (!fits()) give_up_prefetches(unit.chain);
+  while (!fits() && free_before <= before) put_back_released(part, ++free_before);
+  memory_->make_room(weights, use.plane, true);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const GatherMemory::Reserved reserved = memory_->reserve(*weights[i], use.plane);
+    use.slots.push_back(reserved.slot);
+    out[i] = full_weight(*weights[i], reserved.slot, reserved.data);
+  }
+}
+
+// Below the cap, what is gathered ahead makes way for a capture, most likely of the same uses.
+void Consumptions::give_up_prefetches(Chain chain) {
+  for (InFlight& gathering : in_flight_) {
+    const Unit& unit = units_[gathering.use.weight];
+    if (gathering.slots.empty() || unit.chain != chain) continue;
+    gathering.needed_cap = memory_->kept_bytes() + predictor_.costs()[gathering.use.weight].bytes(gathering.use.plane);
+    for (const uint32_t slot : gathering.slots) memory_->drop(slot, gathering.arrives);
+    keep_list(std::exchange(gathering.slots, {}));
+  }
 }
 
 // What was released after fewer uses than `before`.

@@ -190,6 +190,7 @@ void Consumptions::issue(std::span<const Prefetch> prefetches) {
     Unit& unit = units_[prefetch.use.weight];
     InFlight gathering;
     gathering.id = prefetch.id;
+    gathering.use = prefetch.use;
     const bool stale = std::ranges::any_of(unit.weights, [](const Parameter* p) { return p->publication.stale; });
     // What is not published yet is gathered when it is used, which publishes it.
     if (!stale) {

@@ -87,6 +87,7 @@ class Consumptions {
   };
   struct InFlight {
     uint64_t id = 0;
+    Consumption use;
     std::vector<uint32_t> slots;  // empty: it is not gathered ahead
     device::Event arrives;
     TimePoint issued;
@@ -127,6 +128,9 @@ class Consumptions {
   FullWeight full_weight(const Parameter& p, uint32_t slot, const std::byte* data) const;
   ExposureCause cause_of(const PredictorCounters& before) const;
   int reach(const Unit& unit) const { return predictor_.options().reach(unit.weights.size() > 1); }
+  // The slots of a captured use.
+  void reserve(std::span<Parameter* const> weights, std::span<FullWeight> out, CapturedUse& use, CapturedPart& part);
+  void give_up_prefetches(Chain chain);
   void put_back_released(CapturedPart& part, size_t before);
   // Gathers what comes next in a replay, as far as distance and free buffers go.
   void gather_ahead(CapturedPart& part);

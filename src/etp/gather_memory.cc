@@ -13,6 +13,13 @@ namespace {
 
 constexpr Duration kLastReaders = std::chrono::seconds(60);
 
+std::vector<BufferKey> keys_of(std::span<Parameter* const> weights, Plane used) {
+  std::vector<BufferKey> keys;
+  keys.reserve(weights.size());
+  for (const Parameter* p : weights) keys.push_back(buffer_key(*p, used));
+  return keys;
+}
+
 }  // namespace
 
 BufferKey buffer_key(const Parameter& p, Plane used) {
@@ -84,14 +91,20 @@ void GatherMemory::let_go_quietly() noexcept {
 
 void GatherMemory::make_room(std::span<Parameter* const> weights, Plane used, bool for_capture) {
   if (!options_.cap_bytes) return;
-  std::vector<BufferKey> keys;
-  for (const Parameter* p : weights) keys.push_back(buffer_key(*p, used));
+  const std::vector<BufferKey> keys = keys_of(weights, used);
   {
     const MutexLock lock(mutex_);
     cache_.make_room(keys, for_capture);
     if (freed_.empty()) return;
   }
   let_go();
+}
+
+bool GatherMemory::fits_capture(std::span<Parameter* const> weights, Plane used) {
+  if (!options_.cap_bytes) return true;
+  const std::vector<BufferKey> keys = keys_of(weights, used);
+  const MutexLock lock(mutex_);
+  return cache_.fits_capture(keys);
 }
 
 std::vector<BufferTicket>& GatherMemory::idle_tickets(WeightId weight, Plane used) {

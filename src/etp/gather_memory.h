@@ -51,8 +51,10 @@ class GatherMemory {
   GatherMemory& operator=(const GatherMemory&) = delete;
 
   // Below the cap, frees idle buffers for such a gather; blocks until their last readers have ended. What is taken
-  // without takes more than the cap where that has no room. Throws what the wait throws.
+  // without takes more than the cap where that has no room. Throws what the wait throws. `for_capture`: for reserve().
   void make_room(std::span<Parameter* const> weights, Plane used, bool for_capture = false);
+  // Whether reserve() for all of them leaves what is kept below the cap.
+  bool fits_capture(std::span<Parameter* const> weights, Plane used);
 
   // A buffer for one gather of the weight.
   struct Taken {

@@ -117,5 +117,43 @@ TEST_F(GatherMemoryTest, ABufferIsNotFreedBeforeItsLastReaderHasEnded) {
   memory.close();
 }
 
+TEST_F(GatherMemoryTest, BuffersMoveToACapturePoolAndAreReadToTheEnd) {
+  const auto compute = device_->make_stream({.name = "compute"});
+  GatherMemory memory(device_, *device_, compute, {});
+  const auto w = weight(0, 20);
+  w->weight.chain = Chain::kGraphed;
+  const GatherMemory::Taken taken = memory.take(*w, Plane::kRow, {}, StateStep::kRunNow);
+  std::promise<void> told, moved;
+  std::atomic<bool> read = false;
+  compute->enqueue({.name = "read", .body = [&, data = taken.data] {
+                      told.get_future().wait();
+                      std::memset(data, 1, 16);
+                      read = true;
+                    }});
+  memory.release(taken.slot);
+  alignas(64) std::array<std::byte, 32 * 4 * 4> pool{};
+  std::atomic<int> freed = 0;
+  std::thread move([&] {
+    memory.reallocate({.allocate =
+                           [&](int64_t bytes) {
+                             EXPECT_EQ(bytes, std::ssize(pool));
+                             moved.set_value();
+                             return pool.data();
+                           },
+                       .free = [&](std::byte*, int64_t, const LastReader&) { ++freed; }});
+    EXPECT_TRUE(read);
+  });
+  moved.get_future().wait();
+  EXPECT_EQ(memory.kept_bytes(), 0);  // the wait holds no lock
+  told.set_value();
+  move.join();
+  const GatherMemory::Taken again = memory.take(*w, Plane::kRow, {}, StateStep::kRunNow);
+  EXPECT_EQ(again.data, pool.data());
+  memory.close();
+  EXPECT_EQ(freed, 0);
+  memory.release(again.slot);
+  EXPECT_EQ(freed, 1);
+}
+
 }  // namespace
 }  // namespace tessera::etp

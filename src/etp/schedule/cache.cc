@@ -110,16 +110,36 @@ bool BufferCache::holds(BufferTicket ticket) const {
 
 void BufferCache::make_room(std::span<const BufferKey> keys, bool for_capture) {
   if (!cap_bytes_) return;
-  std::vector<uint32_t> wanted;
+  const std::vector<uint32_t> wanted = want(keys);
   int64_t bytes = 0;
-  for (const BufferKey& key : keys) {
-    wanted.push_back(pool_of(key));
-    Pool& pool = pools_[wanted.back()];
-    const size_t captured = for_capture ? pool.free.size() - spare(pool) : 0;
-    if (++pool.wanted > spare(pool) + captured) bytes += pool.bytes;
+  for (const uint32_t index : wanted) {
+    Pool& pool = pools_[index];
+    if (for_capture) pool.wanted -= std::min(pool.wanted, captured_free(pool));
+    bytes += pool.bytes * static_cast<int64_t>(pool.wanted - std::min(pool.wanted, spare(pool)));
   }
   make_room_for_wanted(bytes);
-  for (const uint32_t pool : wanted) pools_[pool].wanted = 0;
+  for (const uint32_t index : wanted) pools_[index].wanted = 0;
+}
+
+bool BufferCache::fits_capture(std::span<const BufferKey> keys) {
+  if (!cap_bytes_) return true;
+  int64_t bytes = kept_bytes_;
+  for (const uint32_t index : want(keys)) {
+    Pool& pool = pools_[index];
+    const size_t wanted = std::exchange(pool.wanted, 0);
+    bytes += pool.bytes * static_cast<int64_t>(wanted - std::min(wanted, captured_free(pool)));
+  }
+  return bytes <= *cap_bytes_;
+}
+
+// Counts them in their pools, which it returns.
+std::vector<uint32_t> BufferCache::want(std::span<const BufferKey> keys) {
+  std::vector<uint32_t> wanted;
+  for (const BufferKey& key : keys) {
+    const uint32_t pool = pool_of(key);
+    if (pools_[pool].wanted++ == 0) wanted.push_back(pool);
+  }
+  return wanted;
 }
 
 void BufferCache::make_room_for_wanted(int64_t bytes) {

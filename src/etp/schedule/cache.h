@@ -99,6 +99,9 @@ class BufferCache {
   // Frees what nobody holds, as far as it takes for one more buffer of each of these keys to fit below the cap, for
   // get(), or for capture() of new tickets. What they can use stays, what is captured, and what is in a capture pool.
   void make_room(std::span<const BufferKey> keys, bool for_capture = false);
+  // Whether tickets can be captured with one more buffer of each of these keys while all that is kept fits below the
+  // cap.
+  bool fits_capture(std::span<const BufferKey> keys);
   // Others may get the buffer, and wait for `last`. Throws Error(kInvalidArgument) if the ticket holds none.
   void release(BufferTicket ticket, LastReader last);
   bool holds(BufferTicket ticket) const;
@@ -142,7 +145,7 @@ class BufferCache {
     std::vector<uint32_t> all{};   // indices of buffers_
     std::vector<uint32_t> free{};  // released last at the end
     int64_t most_held = 0;
-    size_t wanted = 0;  // in make_room()
+    size_t wanted = 0;  // in make_room() and fits_capture()
     bool had_any = false;
   };
   struct Ticket {
@@ -158,7 +161,9 @@ class BufferCache {
   bool holds(const Ticket& ticket, uint64_t number) const;
   uint32_t pool_of(const BufferKey& key);
   void make_room_for_wanted(int64_t bytes);
+  std::vector<uint32_t> want(std::span<const BufferKey> keys);
   size_t spare(const Pool& pool) const;  // free ones that no capture has
+  size_t captured_free(const Pool& pool) const { return pool.free.size() - spare(pool); }
   uint32_t allocate(Pool& pool);
   uint32_t choose(Pool& pool, const Ticket& ticket, bool for_capture);
   LentBuffer lend(uint64_t number, bool for_capture);
