@@ -158,8 +158,7 @@ void Consumptions::recover(CapturedPart& part) {
   device::Stream& compute = *context_.compute;
   for (size_t i = 0; i < part.uses.size(); ++i) {
     CapturedUse& use = part.uses[i];
-    device::Event last = i < part.acquired && !compute.runs_inline() ? compute.record() : use.arrives;
-    if (last.done() && !last.status().ok()) last = {};  // it has ended, and its failure is being told
+    const device::Event last = i < part.acquired && !compute.runs_inline() ? compute.record() : use.arrives;
     for (const uint32_t slot : use.slots) memory_->recover(slot, last);
     use.arrives = {};
   }

@@ -163,8 +163,11 @@ GatherMemory::Taken GatherMemory::lend(uint32_t index, const Parameter& p, Plane
   int64_t& written = buffers_.at(lent.memory).written;
   if (written > used_bytes) taken.padding = {lent.memory + used_bytes, static_cast<size_t>(written - used_bytes)};
   written = used_bytes;
-  if (lent.wait_for != nullptr && !mutated(Mutation::kNoWriteAfterRead))
-    taken.last_reader = *std::static_pointer_cast<device::Event>(lent.wait_for);
+  if (lent.wait_for != nullptr && !mutated(Mutation::kNoWriteAfterRead)) {
+    const auto& last = *std::static_pointer_cast<device::Event>(lent.wait_for);
+    // A failed one is over, and its failure is told elsewhere: it must not poison this gather.
+    if (!last.done() || last.status().ok()) taken.last_reader = last;
+  }
   return taken;
 }
 

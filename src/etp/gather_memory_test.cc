@@ -117,6 +117,35 @@ TEST_F(GatherMemoryTest, ABufferIsNotFreedBeforeItsLastReaderHasEnded) {
   memory.close();
 }
 
+// That it failed has been told; the next gather has nothing to wait for.
+TEST_F(GatherMemoryTest, AGatherThatFailedDoesNotPoisonTheNextOne) {
+  const auto stream = device_->make_stream({.name = "gather"});
+  const auto w = weight(0, 20);
+  for (const bool ends_first : {false, true}) {
+    const GatherMemory::Taken taken = memory_.take(*w, Plane::kRow, {}, StateStep::kStart);
+    std::promise<void> told;
+    stream->enqueue({.name = "gather", .body = [&] {
+                       told.get_future().wait();
+                       throw Error(ErrorCode::kPeerLost, "rank 1 is gone");
+                     }});
+    const device::Event arrives = stream->record();
+    if (!ends_first) memory_.drop(taken.slot, arrives);
+    told.set_value();
+    EXPECT_THROW(stream->synchronize(Deadline::after(std::chrono::seconds(60))), Error);
+    static_cast<void>(stream->take_error());
+    if (ends_first) memory_.drop(taken.slot, arrives);
+
+    const GatherMemory::Taken next = memory_.take(*w, Plane::kRow, {}, StateStep::kRunNow);
+    EXPECT_EQ(next.data, taken.data);
+    bool gathered = false;
+    stream->wait(next.last_reader);
+    stream->enqueue({.name = "gather", .body = [&] { gathered = true; }});
+    stream->synchronize(Deadline::after(std::chrono::seconds(60)));
+    EXPECT_TRUE(gathered);
+    memory_.release(next.slot);
+  }
+}
+
 TEST_F(GatherMemoryTest, BuffersMoveToACapturePoolAndAreReadToTheEnd) {
   const auto compute = device_->make_stream({.name = "compute"});
   GatherMemory memory(device_, *device_, compute, {});
