@@ -188,7 +188,7 @@ void bind_steps(nb::class_<Runtime>& bound) {
            nb::sig("def gradient_buffer(self, weight: int, micro_batch: int = 0) -> tuple[GradientBuffer, typing.Any]"),
            "Room for a gradient, and a DLPack capsule over it.")
       .def(
-          "produce", [](Runtime& runtime, GradientBuffer& buffer) { runtime.produce(std::move(buffer)); },
+          "produce", [](Runtime& runtime, GradientBuffer& buffer) { runtime.produce(std::move(buffer), false); },
           nb::arg("gradient"), released)
       .def("produce_experts", produce_experts, nb::arg("gradients"))
       .def(

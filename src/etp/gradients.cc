@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
 #include "base/fail.h"
@@ -172,12 +173,16 @@ void Gradients::replay(std::span<const CapturedGradient> gradients, int micro_ba
     context_.compute->enqueue(device::copy_operation("copy", p.name(), copies.back().data(), gradient.data,
                                                      static_cast<size_t>(p.weight.gradient_bytes())));
   }
-  produce(copies);
+  produce(copies, true);
 }
 
-bool Gradients::sum_up(GradientBuffer& gradient) {
-  const auto found = uses_.find({gradient.weight(), gradient.micro_batch()});
-  if (found == uses_.end()) return true;
+bool Gradients::sum_up(GradientBuffer& gradient, bool alone) {
+  const auto key = std::pair(gradient.weight(), gradient.micro_batch());
+  auto found = uses_.find(key);
+  if (found == uses_.end()) {
+    if (alone) return true;
+    found = uses_.emplace(key, Uses{.announced = std::numeric_limits<int>::max()}).first;
+  }
   Uses& uses = found->second;
   ++uses.come;
   if (uses.sum) {
@@ -219,7 +224,7 @@ Gradients::Round& Gradients::start_round(Parameter& p, GradientBuffer gradient) 
   return round;
 }
 
-void Gradients::produce(std::span<GradientBuffer> gradients) {
+void Gradients::produce(std::span<GradientBuffer> gradients, bool alone) {
   std::vector<Round*> ready;
   for (const GradientBuffer& gradient : gradients) check(gradient);
   for (GradientBuffer& given : gradients) {
@@ -227,7 +232,7 @@ void Gradients::produce(std::span<GradientBuffer> gradients) {
     Parameter& p = *context_.parameters[gradient.weight()];
     if (context_.compute->runs_inline())
       context_.note_host_write("wgrad", p, gradient.data(), pool_->size_of(gradient.entry_));
-    if (sum_up(gradient)) ready.push_back(&start_round(p, std::move(gradient)));
+    if (sum_up(gradient, alone)) ready.push_back(&start_round(p, std::move(gradient)));
   }
   show_waiting();
   std::vector<Round*> now;

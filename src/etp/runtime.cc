@@ -179,14 +179,14 @@ GradientBuffer Runtime::gradient_buffer(WeightId weight, int micro_batch) {
   return impl_->gradient_buffer(weight, micro_batch);
 }
 
-void Runtime::produce(GradientBuffer gradient) {
+void Runtime::produce(GradientBuffer gradient, bool alone) {
   const RuntimeImpl::Call call(*impl_);
-  impl_->produce({&gradient, 1});
+  impl_->produce({&gradient, 1}, alone);
 }
 
 void Runtime::produce(std::span<GradientBuffer> experts) {
   const RuntimeImpl::Call call(*impl_);
-  impl_->produce(experts);
+  impl_->produce(experts, true);
 }
 
 void Runtime::give_replicated(uint32_t replicated, const void* gradient, void* accumulated, DType accumulated_dtype) {

@@ -57,7 +57,7 @@ class RuntimeImpl {
   void acquire(std::span<const WeightId> weights, Phase phase, const Use& use, std::span<FullWeight> out)
       REQUIRES(mutex_);
   GradientBuffer gradient_buffer(WeightId weight, int micro_batch) REQUIRES(mutex_);
-  void produce(std::span<GradientBuffer> gradients) REQUIRES(mutex_);
+  void produce(std::span<GradientBuffer> gradients, bool alone) REQUIRES(mutex_);
   std::vector<Added> drain(bool abandoned) REQUIRES(mutex_);
   void begin_update(std::span<const WeightId> weights) REQUIRES(mutex_);
   void end_update() REQUIRES(mutex_);

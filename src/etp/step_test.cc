@@ -98,6 +98,22 @@ TEST(StepTest, WhatSeveralUsesGiveIsOneRound) {
   });
 }
 
+TEST(StepTest, WhatARepeatedBackwardGivesIsOneRound) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId w = runtime.add({.name = "tied", .rows = 32, .columns = 4});
+    runtime.start();
+    for (int use = 0; use < 2; ++use) {
+      GradientBuffer gradient = runtime.gradient_buffer(w);
+      std::fill_n(static_cast<float*>(gradient.data()), 32 * 4, 1.0F);
+      runtime.produce(std::move(gradient), false);
+    }
+    EXPECT_TRUE(runtime.added().empty());
+    EXPECT_THAT(runtime.drain(), testing::ElementsAre(Added{.weight = w, .round = 0, .ranks = 2}));
+    EXPECT_EQ(*static_cast<float*>(runtime.gradient(w)), 2.0F);
+  });
+}
+
 TEST(StepTest, GradientsGoWhereTheCallerSays) {
   run_ranks(2, [](ShardGroup group) {
     Runtime runtime(group, prefetching());

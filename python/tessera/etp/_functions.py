@@ -61,7 +61,7 @@ class Linear(torch.autograd.Function):
             del full
             if gradient.dim() != 2:
                 dgrad = dgrad.reshape(*gradient.shape[:-1], dgrad.shape[-1])
-        if x is not None:
+        if x is not None and weight.wanted():
             buffer, into = weight.room()
             first, second = (x, flat) if as_stored else (flat, x)
             if into.dtype is dtype:
@@ -118,6 +118,8 @@ class Embedding(torch.autograd.Function):
         weight: Weight = ctx.weight
         refuse_twice(weight)
         weight.model.enter_backward()
+        if not weight.wanted():
+            return None, None, None, None, None
         (indices,) = ctx.saved_tensors
         buffer, into = weight.room()
         # index_add_ would add in another order in bf16 and f16.

@@ -46,6 +46,7 @@ class Weight(Protocol):
     def stand(self) -> torch.Tensor: ...
     def reduce(self, gradient: torch.Tensor) -> torch.Tensor: ...
     def spread(self, rows: torch.Tensor) -> torch.Tensor: ...
+    def wanted(self) -> bool: ...
     def room(self) -> tuple[_core.GradientBuffer, torch.Tensor]: ...
     def produce(self, buffer: _core.GradientBuffer) -> None: ...
 
@@ -76,6 +77,14 @@ def refuse_twice(weight: Weight) -> None:
         )
 
 
+def refuse_transforms(name: str) -> None:
+    if torch._C._are_functorch_transforms_active():
+        raise UnimplementedError(
+            f"{name} is sharded, and transforms of torch.func cannot pass through it: use torch.autograd, or transform "
+            "the model after etp.unshard_()"
+        )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
     """A gathered weight, and where its memory is."""
@@ -100,6 +109,8 @@ class Gather(torch.autograd.Function):
         weight: Weight = ctx.weight
         refuse_twice(weight)
         weight.model.enter_backward()
+        if not weight.wanted():
+            return None, None, None
         buffer, into = weight.room()
         into.copy_((gradient.to_dense() if gradient.is_sparse else gradient).reshape(into.shape))
         weight.produce(buffer)
@@ -108,6 +119,7 @@ class Gather(torch.autograd.Function):
 
 def gathered(parameter: Parameter) -> tuple[torch.Tensor, Source]:
     weight = parameter.etp
+    refuse_transforms(weight.name)
     if parameter.requires_grad and torch.is_grad_enabled():
         versions: list[int] = []
         node, of = (GatherInline, weight.stand()) if weight.model.inline else (Gather, weight.model.anchor)

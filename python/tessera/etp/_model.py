@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from .. import _core
 from .._closing import Closing, close_at_exit
 from .._errors import CancelledError, InvalidArgumentError
+from ._generic import refuse_transforms
 from ._group import Group
 from ._modules import Constructed, Sharded
 from ._parameter import ShardedParameter, Weight
@@ -42,6 +43,16 @@ def models_of_this_process() -> list[ShardedModel]:
     return sorted((model for model in _models if model.alive), key=lambda model: model.number)
 
 
+def require_in_place(places: Iterable[tuple[dict[str, Any], str, ShardedParameter]]) -> None:
+    """Throws if something has put another tensor in the place of a sharded parameter."""
+    for parameters, name, parameter in places:
+        if parameters.get(name) is not parameter:
+            raise InvalidArgumentError(
+                f"{parameter.etp.name} is sharded, and something has put another tensor in its place (to_empty(), an "
+                "assignment): replace weights before shard_module_(), or write rows within etp.update(model)"
+            )
+
+
 class ShardedModel(Closing):
     """The weights of one model, and its runtime. Used by one thread at a time.
 
@@ -67,6 +78,8 @@ class ShardedModel(Closing):
         self._forwards = 0  # under way, of modules in which parameters look whole
         self._meeting = False
         self.anchor = torch.zeros((), requires_grad=True)  # autograd's way to a weight that is not its input
+        self.anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
+        self.wanted: set[int] | None = None
         self._handles: list[RemovableHandle] = []
         self._module: Callable[[], torch.nn.Module | None] = lambda: None
         self._tasks: list[int] = []  # of backwards under way, outermost first
@@ -86,12 +99,24 @@ class ShardedModel(Closing):
     def watch(self, module: torch.nn.Module) -> None:
         """Follows what is frozen, makes an update of load_state_dict(), and takes gradients of what is whole."""
         loading = []
+        places = [
+            (each._parameters, name, parameter)
+            for each in module.modules()
+            for name, parameter in each._parameters.items()
+            if isinstance(parameter, ShardedParameter)
+        ]
+        known = {id(parameter) for parameter in module.parameters()}
 
         def begin(root: torch.nn.Module, *_: Any) -> None:
+            refuse_transforms(self.weights[0].name)
             if not self._began:
                 self._began = True
                 self._look_at(root)
             if self.idle:
+                require_in_place(places)
+                if known:
+                    self._require_no_others(root, known)
+                    known.clear()
                 self.follow_frozen()
             elif self.updating and _task_of_this_backward() == _NO_TASK:
                 self._recover()
@@ -149,6 +174,16 @@ class ShardedModel(Closing):
         for replicated in self.replicated:
             replicated.detach()
         self.replicated.clear()
+    def _require_no_others(self, root: torch.nn.Module, known: set[int]) -> None:
+        """In the first forward: nobody would add the other ranks' gradients of a parameter that is new."""
+        if self.group.size == 1:
+            return
+        for name, parameter in root.named_parameters():
+            if id(parameter) not in known and parameter.requires_grad and not isinstance(parameter, ShardedParameter):
+                raise InvalidArgumentError(
+                    f"{name} has come to the model after shard_module_(), and its gradients would not be added over "
+                    "the ranks: add adapters and heads before it"
+                )
 
     def unwatch(self) -> None:
         """Leaves the module and its whole parameters as they were."""

@@ -6,6 +6,7 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 
 from ._functions import apply_embedding_function, apply_linear_function, multiply
+from ._generic import refuse_transforms
 from ._parameter import ShardedParameter, Weight
 
 
@@ -82,6 +83,7 @@ def apply_linear(
 ) -> torch.Tensor:
     """x @ W.T + bias, or x @ W + bias if `as_stored`; differentiable."""
     weight = parameter.etp
+    refuse_transforms(weight.name)
     given, dtype = dtypes_of(x, weight)
     if x.dtype != dtype:
         x = x.to(dtype)
@@ -113,6 +115,7 @@ def apply_embedding(
 ) -> torch.Tensor:
     """Rows of W; differentiable."""
     weight: Weight = parameter.etp
+    refuse_transforms(weight.name)
     padding = -1 if padding is None else padding
     if torch.is_grad_enabled() and parameter.requires_grad:
         anchor = weight.model.anchor

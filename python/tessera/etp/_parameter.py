@@ -21,7 +21,7 @@ from ._main_grad import Lent, main_grad_of
 from ._norms import plain, typed
 from ._post_hooks import PostHook, PostHooks
 from ._refusals import refuse_fully_shard
-from ._routes import Route, route_of
+from ._routes import MOVES, Route, route_of
 from ._rows import spread_rows
 
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -42,12 +42,14 @@ class Model(Protocol):
     group: Group
     runtime: _core.EtpRuntime
     anchor: torch.Tensor
+    anchor_node: torch.autograd.graph.Node
     number: int
     micro_batch: int
     updating: bool
     weights: list[Weight]
     inline: bool
     scale: float  # of gradients: 1 / N, or 1
+    wanted: set[int] | None  # by a backward with inputs=: numbers of weights
     core: _core.ShardGroup  # the ranks of all replicas
     replicas: int
 
@@ -141,7 +143,7 @@ Call.parameter_class = ShardedParameter
 
 def _routed(route: Route, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if route is Route.GRAPH:  # which may repeat forwards, so that routes must stay open
-        return func(*[_edges(each) for each in args], **{name: _edges(each) for name, each in kwargs.items()})
+        return _differentiated(func, args, kwargs)
     parameter = _first((*args, *kwargs.values()))
     if parameter is None:  # in an argument that is none of torch's containers
         with DisableTorchFunctionSubclass():
@@ -166,7 +168,31 @@ def _routed(route: Route, func: Callable[..., Any], args: tuple[Any, ...], kwarg
     ):
         return Call().run(func, args, kwargs)
     with DisableTorchFunctionSubclass():
-        return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+    if func.__name__ in MOVES and args[0] is parameter and found.device != weight.local.device:
+        raise InvalidArgumentError(
+            f"{weight.name} is sharded in memory that ranks share, and cannot be moved to {found.device}: move the "
+            "model before shard_module_() or after unshard_(); etp.local(p) gives rows that can be copied"
+        )
+    return found
+
+
+def _differentiated(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch.autograd.backward() or grad(). Deferred weights that a backward is wanted for are reached by their
+    models' anchors."""
+    inputs = kwargs.get("inputs") if func is torch.autograd.backward else None
+    deferred = [each.etp for each in inputs or () if isinstance(each, ShardedParameter) and not each.etp.model.inline]
+    models = {id(weight.model): weight.model for weight in deferred}
+    if deferred:
+        others = [each for each in inputs or () if not any(weight.parameter is each for weight in deferred)]
+        kwargs = kwargs | {"inputs": (*others, *[model.anchor for model in models.values()])}
+    for model in models.values():
+        model.wanted = {weight.number for weight in deferred if weight.model is model}
+    try:
+        return func(*[_edges(each) for each in args], **{name: _edges(each) for name, each in kwargs.items()})
+    finally:
+        for model in models.values():
+            model.wanted = None
 
 
 def _edges(value: Any) -> Any:
@@ -318,6 +344,13 @@ class Weight:
         phase = self.model.phase()
         full, version = self.gather(phase, expects_backward and will_return(phase))
         return full.to(self.dtype).view(self.shape), version
+
+    def wanted(self) -> bool:
+        """Whether the backward that is under way is to give it a gradient: one with inputs= may not."""
+        chosen = self.model.wanted
+        if chosen is not None:
+            return self.number in chosen
+        return torch._C._will_engine_execute_node(self.model.anchor_node)
 
     def room(self) -> tuple[_core.GradientBuffer, torch.Tensor]:
         """Where a gradient [F, K] is to be written: produce() then takes it."""

@@ -51,6 +51,7 @@ _PRODUCTS = words(
     "conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d multi_head_attention_forward tensordot "
     "chain_matmul inner lstm gru rnn_tanh rnn_relu"
 )
+MOVES = words("to cuda xpu ipu hpu mtia")  # to another device
 _known: dict[Callable[..., Any], Route] = {}
 
 

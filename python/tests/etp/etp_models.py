@@ -173,5 +173,5 @@ def scenarios_of(namespace: dict[str, Any]) -> dict[str, Scenario]:
 
 def _scenarios(namespace: dict[str, Any]) -> Iterator[tuple[str, Scenario]]:
     for name, value in namespace.items():
-        if getattr(value, "__annotations__", {}).get("run") == "Run":
+        if not name.startswith("_") and getattr(value, "__annotations__", {}).get("run") == "Run":
             yield name, value

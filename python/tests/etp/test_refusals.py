@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +15,12 @@ import tessera
 import torch
 from etp_models import Tied, adamw, batch, built, loss_of
 from tessera import etp
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrizations import weight_norm
+from torch.optim.swa_utils import AveragedModel
 from torch_ranks import launch
 
 # Of one rank, with a format: what is refused does not depend on other ranks.
@@ -26,10 +32,10 @@ def sharded(model: Any = None) -> Any:
     return etp.shard_module_(built() if model is None else model, group, formats=FORMAT)
 
 
-def stepped(kind: Callable[..., torch.optim.Optimizer]) -> Any:
-    model = sharded()
+def stepped(kind: Callable[..., torch.optim.Optimizer], layer: Any = None) -> Any:
+    model = sharded(layer)
     optimizer = kind(model.parameters())
-    loss_of(model, 0).backward()
+    (loss_of(model, 0) if layer is None else model(torch.ones(2, 64)).sum()).backward()
     optimizer.step(lambda: 0.0) if kind is torch.optim.LBFGS else optimizer.step()
 
 
@@ -81,6 +87,49 @@ def writes_to_view() -> None:
     model(torch.ones(1))
 
 
+def of(parameter: torch.Tensor) -> torch.nn.Module:
+    """A module of one parameter."""
+    module = torch.nn.Module()
+    module.matrix = torch.nn.Parameter(parameter, requires_grad=parameter.is_floating_point())
+    return module
+
+
+def quantised() -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.ones(64, 64), 0.1, 0, torch.qint8)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[DeviceMesh]:
+    """torch.distributed of one rank."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def a_dtensor() -> None:
+    with alone() as mesh:
+        sharded(of(distribute_tensor(torch.ones(64, 64), mesh)))
+
+
+def wrapped(wrap: Callable[[torch.nn.Module, DeviceMesh], torch.nn.Module]) -> None:
+    with alone() as mesh:
+        sharded(wrap(built(), mesh))
+
+
+def gradients_by_name() -> None:
+    model = sharded()
+    weights = dict(model.named_parameters())
+    torch.func.grad(lambda each: torch.func.functional_call(model, each, (batch(0)[0],)).sum())(weights)
+
+
+def assigned() -> None:
+    model = sharded()
+    model.up.weight = torch.nn.Parameter(torch.zeros(80, 32))
+    loss_of(model, 0)
+
+
 class Muon(torch.optim.Optimizer):
     """An optimiser of another package."""
 
@@ -92,6 +141,39 @@ class Muon(torch.optim.Optimizer):
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "a quantised parameter": (lambda: sharded(of(quantised())), "matrix is quantised by torch: dequantise it"),
+    "a sparse parameter": (lambda: sharded(of(torch.eye(64).to_sparse())), "matrix is torch.sparse_coo: only strided"),
+    "a DTensor": (a_dtensor, "matrix is a DTensor: ETP shards plain parameters"),
+    "a model in DDP": (
+        lambda: wrapped(lambda model, _: DistributedDataParallel(model)),
+        "is a DistributedDataParallel",
+    ),
+    "a model in FSDP2": (lambda: wrapped(lambda model, mesh: fully_shard(model, mesh=mesh)), "is a FSDPModule"),
+    "a gradient by torch.func": (
+        lambda: torch.func.grad(lambda x, model: model.block(x).sum())(torch.ones(2, 32), sharded()),
+        "up.weight is sharded, and transforms of torch.func.*unshard_",
+    ),
+    "gradients of weights by torch.func": (gradients_by_name, "emb.weight is sharded, and transforms of torch.func"),
+    "vmap": (lambda: torch.func.vmap(sharded().block)(torch.ones(2, 3, 32)), "up.weight .*transforms of torch.func"),
+    "forward derivatives": (
+        lambda: torch.func.jvp(sharded().block, (torch.ones(2, 32),), (torch.ones(2, 32),)),
+        "up.weight is sharded, and transforms of torch.func",
+    ),
+    "vmap of another module": (
+        lambda: torch.func.vmap(sharded(torch.nn.Conv1d(64, 64, 1)))(torch.ones(2, 64, 8)),
+        "weight is sharded, and transforms of torch.func",
+    ),
+    "another device": (lambda: sharded().to("meta"), r"cannot be moved to meta: move the model before.*unshard_"),
+    "another device, empty": (
+        lambda: sharded().to_empty(device="meta")(batch(0)[0]),
+        "emb.weight is sharded, and some",
+    ),
+    "another parameter in its place": (assigned, "up.weight is sharded, and something has put another tensor"),
+    "an averaged copy": (lambda: AveragedModel(sharded()), "emb.weight is sharded and cannot be copied.*summon"),
+    "torch's Muon": (
+        lambda: stepped(torch.optim.Muon, torch.nn.Linear(64, 64, bias=False)),
+        "Muon holds weight.*elementwise optimiser.*filter=",
+    ),
     "an unknown option": (lambda: etp.update_config(depth=1), "Unknown ETP config option: depth"),
     "a format that no weight has": (
         lambda: etp.shard_module_(built(), etp.init_group(), formats={"ump": "bf16"}),
@@ -242,3 +324,35 @@ def test_a_failed_step_leaves_weights_whole_for_the_next_forward() -> None:
         Fails(model.parameters(), lr=0.1).step()
     model(x, x, x)[0].sum().backward()
     assert type(model.in_proj_weight) is etp.ShardedParameter
+
+
+def _adapter_after_sharding(rank: int) -> str:
+    with etp.init_group(timeout=30) as group:
+        model = etp.shard_module_(built(), group)
+        model.adapter = torch.nn.Linear(4, 4)
+        with pytest.raises(tessera.InvalidArgumentError) as caught:
+            loss_of(model, 0)
+        model.adapter.requires_grad_(False)
+        loss_of(model, 0).backward()
+        return str(caught.value)
+
+
+def test_a_parameter_that_comes_after_sharding_is_named() -> None:
+    for text in launch(_adapter_after_sharding, 2):
+        assert text.startswith("adapter.weight has come to the model after shard_module_()")
+
+
+def test_gradients_as_values_of_deferred_weights_are_torchs_error() -> None:
+    model = sharded()
+    with pytest.raises(RuntimeError, match="not have been used in the graph"):
+        torch.autograd.grad(loss_of(model, 0), [model.up.weight])
+
+
+def test_batched_gradients_of_activations() -> None:
+    model = sharded()
+    x, directions = torch.ones(2, 32, requires_grad=True), torch.randn(3, 2, 32)
+    out = model.block(x)
+    (found,) = torch.autograd.grad(out, x, directions, is_grads_batched=True, retain_graph=True)
+    for direction, each in zip(directions, found, strict=True):
+        assert torch.allclose(torch.autograd.grad(out, x, direction, retain_graph=True)[0], each, atol=1e-6)
+    assert all(parameter.grad is None for parameter in model.parameters())
