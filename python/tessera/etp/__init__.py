@@ -18,6 +18,7 @@ torch.
 """
 
 from ._config import update_config
+from ._exactness import Condition, Exactness, exactness
 from ._group import Group, init_group
 from ._norms import clip_grad_norm_
 from ._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
@@ -27,11 +28,15 @@ from ._report import explain, forecast, report
 from ._shard import shard_module_, unshard_
 from ._state import LogicalTensor
 from ._surface import classify_etp_chains, tag_etp_params_with_names, wrap_module_params_etp
+from ._verify import Difference, Verification, verify
 from ._views import local, logical, summon, update, wait_async_comms
 from .layers import Embedding, GroupedLinear, LayerNormLinear, LayerNormMLP, Linear
 
 __all__ = [
+    "Condition",
+    "Difference",
     "Embedding",
+    "Exactness",
     "Group",
     "GroupedLinear",
     "LayerNormLinear",
@@ -39,10 +44,12 @@ __all__ = [
     "Linear",
     "LogicalTensor",
     "ShardedParameter",
+    "Verification",
     "Weight",
     "allow_optimizer",
     "classify_etp_chains",
     "clip_grad_norm_",
+    "exactness",
     "explain",
     "forecast",
     "init_group",
@@ -57,6 +64,7 @@ __all__ = [
     "unshard_",
     "update",
     "update_config",
+    "verify",
     "wait_async_comms",
     "wrap_module_params_etp",
 ]
