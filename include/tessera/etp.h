@@ -412,10 +412,10 @@ class Runtime {
 
   // Waits for room only while all ranks follow the same order of gradients; otherwise the pool grows.
   GradientBuffer gradient_buffer(WeightId weight, int micro_batch = 0);
-  // All of it is written. Never waits. A gradient that no forward use has announced is a round of its own; if it is not
-  // `alone` (a backward over a graph that has been used before), it is summed with others of its micro-batch until the
-  // drain.
-  void produce(GradientBuffer gradient, bool alone = true);
+  // All of it is written. Never waits. A gradient that no forward use has announced is a round of its own, unless
+  // `own_round` is false (a backward over a graph that has been used before): then it is summed with others of its
+  // micro-batch until the drain.
+  void produce(GradientBuffer gradient, bool own_round = true);
   void produce(std::span<GradientBuffer> experts);
   // Adds the gradients [elements] of a replicated tensor at the next drain to `accumulated`, on every rank that gives
   // that: acc = f32(accumulated) + f32(g_0) * scale + f32(g_1) * scale + ..., in rank order, rounded once. Both may be

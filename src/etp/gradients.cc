@@ -176,11 +176,11 @@ void Gradients::replay(std::span<const CapturedGradient> gradients, int micro_ba
   produce(copies, true);
 }
 
-bool Gradients::sum_up(GradientBuffer& gradient, bool alone) {
+bool Gradients::sum_up(GradientBuffer& gradient, bool own_round) {
   const auto key = std::pair(gradient.weight(), gradient.micro_batch());
   auto found = uses_.find(key);
   if (found == uses_.end()) {
-    if (alone) return true;
+    if (own_round) return true;
     found = uses_.emplace(key, Uses{.announced = std::numeric_limits<int>::max()}).first;
   }
   Uses& uses = found->second;
@@ -224,7 +224,7 @@ Gradients::Round& Gradients::start_round(Parameter& p, GradientBuffer gradient) 
   return round;
 }
 
-void Gradients::produce(std::span<GradientBuffer> gradients, bool alone) {
+void Gradients::produce(std::span<GradientBuffer> gradients, bool own_round) {
   std::vector<Round*> ready;
   for (const GradientBuffer& gradient : gradients) check(gradient);
   for (GradientBuffer& given : gradients) {
@@ -232,7 +232,7 @@ void Gradients::produce(std::span<GradientBuffer> gradients, bool alone) {
     Parameter& p = *context_.parameters[gradient.weight()];
     if (context_.compute->runs_inline())
       context_.note_host_write("wgrad", p, gradient.data(), pool_->size_of(gradient.entry_));
-    if (sum_up(gradient, alone)) ready.push_back(&start_round(p, std::move(gradient)));
+    if (sum_up(gradient, own_round)) ready.push_back(&start_round(p, std::move(gradient)));
   }
   show_waiting();
   std::vector<Round*> now;

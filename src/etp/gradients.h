@@ -55,8 +55,8 @@ class Gradients {
   // A forward use that a backward use will follow.
   void announce(const Parameter& parameter, int micro_batch);
   GradientBuffer buffer(Parameter& parameter, int micro_batch);
-  // `alone`: those that were not announced are rounds; else the drain makes one of them.
-  void produce(std::span<GradientBuffer> gradients, bool alone);
+  // `own_round`: those that were not announced are rounds; else the drain makes one of them.
+  void produce(std::span<GradientBuffer> gradients, bool own_round);
   // The same two while a capture is recorded: an address that is the same in each replay, and what a replay produces
   // from there. It is copied: the owners may read a round for longer than until the next replay.
   GradientBuffer captured_buffer(Parameter& parameter, int micro_batch);
@@ -109,7 +109,7 @@ class Gradients {
                                   std::shared_ptr<GradientPool> pool);
   void check(const GradientBuffer& gradient) const;
   // The sum so far with this one; whether it is complete.
-  bool sum_up(GradientBuffer& gradient, bool alone);
+  bool sum_up(GradientBuffer& gradient, bool own_round);
   // Keeps buffers that operations may still read until the next drain.
   void retire(std::vector<GradientBuffer>& added);
   Round& start_round(Parameter& parameter, GradientBuffer gradient);

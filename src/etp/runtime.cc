@@ -61,9 +61,13 @@ GradientBuffer::~GradientBuffer() {
 Runtime::Runtime(ShardGroup group, RuntimeOptions options)
     : impl_(std::make_shared<RuntimeImpl>(std::move(group), std::move(options))) {}
 
-Runtime::~Runtime() = default;
+Runtime::~Runtime() {
+  // A forked child has neither the threads nor the pages: nothing is destroyed there.
+  if (!impl_->in_own_process()) new std::shared_ptr<RuntimeImpl>(std::move(impl_));
+}
 
 void Runtime::close() {
+  if (!impl_->in_own_process()) return;
   const MutexLock lock(impl_->mutex_);
   impl_->close();
 }
@@ -179,9 +183,9 @@ GradientBuffer Runtime::gradient_buffer(WeightId weight, int micro_batch) {
   return impl_->gradient_buffer(weight, micro_batch);
 }
 
-void Runtime::produce(GradientBuffer gradient, bool alone) {
+void Runtime::produce(GradientBuffer gradient, bool own_round) {
   const RuntimeImpl::Call call(*impl_);
-  impl_->produce({&gradient, 1}, alone);
+  impl_->produce({&gradient, 1}, own_round);
 }
 
 void Runtime::produce(std::span<GradientBuffer> experts) {

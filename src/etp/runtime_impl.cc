@@ -78,7 +78,8 @@ RuntimeImpl::~RuntimeImpl() {
   close();
 }
 
-RuntimeImpl::Call::Call(RuntimeImpl& runtime, const char* call) : lock_(runtime.mutex_) {
+RuntimeImpl::Call::Call(RuntimeImpl& runtime, const char* call)
+    : checked_(runtime.require_own_process()), lock_(runtime.mutex_) {
   runtime.require_open();
   runtime.forget_dropped();
   if (call != nullptr && runtime.capturing_ != nullptr)
@@ -86,6 +87,14 @@ RuntimeImpl::Call::Call(RuntimeImpl& runtime, const char* call) : lock_(runtime.
   if (runtime.options_.while_waiting)
     hook_.emplace([](void* options) { static_cast<const RuntimeOptions*>(options)->while_waiting(); },
                   const_cast<RuntimeOptions*>(&runtime.options_));
+}
+
+bool RuntimeImpl::require_own_process() const {
+  if (!in_own_process())
+    fail(ErrorCode::kInvalidArgument,
+         "sharded weights are used in a forked child of the rank that has them, without their memory and threads: use "
+         "them in the rank itself, or spawn"_message);
+  return true;
 }
 
 void RuntimeImpl::require_open() const {

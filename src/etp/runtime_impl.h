@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fork_guard.h"
 #include "base/mutex.h"
 #include "device/condition.h"
 #include "etp/captured_part.h"
@@ -38,9 +39,14 @@ class RuntimeImpl {
     Call& operator=(const Call&) = delete;
 
    private:
+    [[maybe_unused]] bool checked_;  // before the lock, which a thread of the parent may have held
     MutexLock lock_;
     std::optional<device::WaitHook> hook_;
   };
+
+  // False in a forked child, where nothing may be touched.
+  bool in_own_process() const { return process_.here(); }
+  bool require_own_process() const;
 
   // Weights: runtime.cc
   WeightId add(const WeightSpec& spec) REQUIRES(mutex_);
@@ -57,7 +63,7 @@ class RuntimeImpl {
   void acquire(std::span<const WeightId> weights, Phase phase, const Use& use, std::span<FullWeight> out)
       REQUIRES(mutex_);
   GradientBuffer gradient_buffer(WeightId weight, int micro_batch) REQUIRES(mutex_);
-  void produce(std::span<GradientBuffer> gradients, bool alone) REQUIRES(mutex_);
+  void produce(std::span<GradientBuffer> gradients, bool own_round) REQUIRES(mutex_);
   std::vector<Added> drain(bool abandoned) REQUIRES(mutex_);
   void begin_update(std::span<const WeightId> weights) REQUIRES(mutex_);
   void end_update() REQUIRES(mutex_);
@@ -82,6 +88,7 @@ class RuntimeImpl {
   // Throws Error(kInvalidArgument) once it is closed.
   void require_open() const REQUIRES(mutex_);
 
+  const ForkGuard process_;
   Mutex mutex_;
   const ShardGroup group_;
   const RuntimeOptions options_;

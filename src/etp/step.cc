@@ -77,10 +77,10 @@ GradientBuffer RuntimeImpl::gradient_buffer(WeightId weight, int micro_batch) {
   return gradients_.buffer(context_.started(weight), micro_batch);
 }
 
-void RuntimeImpl::produce(std::span<GradientBuffer> gradients, bool alone) {
+void RuntimeImpl::produce(std::span<GradientBuffer> gradients, bool own_round) {
   if (in_update_) fail(ErrorCode::kInvalidArgument, "a gradient is produced inside an update"_message);
   if (capturing_ != nullptr) return capture_gradients(gradients);
-  gradients_.produce(gradients, alone);
+  gradients_.produce(gradients, own_round);
 }
 
 std::vector<Added> RuntimeImpl::drain(bool abandoned) {

@@ -56,7 +56,7 @@ def exactness(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = 
     and that losses are scaled alike. verify() compares bits.
 
     Args:
-        model: A sharded one; one that shard_module_() has left alone is plain torch.
+        model: A sharded one; one that shard_module_() has left as it was is plain torch.
         optimizer: The one that will update it. None: that condition is left out.
     """
     sharded = model_of(model)

@@ -90,7 +90,7 @@ def verify(
     max_norm: float | None = None,
     **options: Any,
 ) -> Verification:
-    """Trains copies of a model, one sharded over the group and a whole one in rank 0's process alone, and compares
+    """Trains copies of a model, one sharded over the group and a whole one in rank 0's process only, and compares
     losses, gradients, weights and optimiser states of every step, to the first bit that differs. Collective.
 
     The whole copy is given the micro-batches of all ranks, one after the other; weights that travel in a format are
