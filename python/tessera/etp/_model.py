@@ -75,6 +75,7 @@ class ShardedModel(Closing):
         self.micro_batch = 0  # backwards since the last update
         self.updating = False
         self._began = False  # its first forward
+        self._reduces_others = True  # gradients of what is not sharded; else a wrapper does
         self._forwards = 0  # under way, of modules in which parameters look whole
         self._meeting = False
         self.anchor = torch.zeros((), requires_grad=True)  # autograd's way to a weight that is not its input
@@ -105,18 +106,16 @@ class ShardedModel(Closing):
             for name, parameter in each._parameters.items()
             if isinstance(parameter, ShardedParameter)
         ]
-        known = {id(parameter) for parameter in module.parameters()}
+        known: set[str | int] = {each for name, parameter in module.named_parameters() for each in (name, id(parameter))}
 
         def begin(root: torch.nn.Module, *_: Any) -> None:
             refuse_transforms(self.weights[0].name)
             if not self._began:
                 self._began = True
                 self._look_at(root)
+                self._require_no_others(root, known)
             if self.idle:
                 require_in_place(places)
-                if known:
-                    self._require_no_others(root, known)
-                    known.clear()
                 self.follow_frozen()
             elif self.updating and _task_of_this_backward() == _NO_TASK:
                 self._recover()
@@ -174,12 +173,17 @@ class ShardedModel(Closing):
         for replicated in self.replicated:
             replicated.detach()
         self.replicated.clear()
-    def _require_no_others(self, root: torch.nn.Module, known: set[int]) -> None:
-        """In the first forward: nobody would add the other ranks' gradients of a parameter that is new."""
-        if self.group.size == 1:
+        self._reduces_others = False
+
+    def _require_no_others(self, root: torch.nn.Module, known: set[str | int]) -> None:
+        """In the first forward: nobody would add the other ranks' gradients of a parameter that is new. `known` are
+        names and ids; fully_shard() puts others in the place of a known name."""
+        if self.core.size == 1 or not self._reduces_others:
             return
         for name, parameter in root.named_parameters():
-            if id(parameter) not in known and parameter.requires_grad and not isinstance(parameter, ShardedParameter):
+            if isinstance(parameter, ShardedParameter) or not parameter.requires_grad:
+                continue
+            if name not in known and id(parameter) not in known:
                 raise InvalidArgumentError(
                     f"{name} has come to the model after shard_module_(), and its gradients would not be added over "
                     "the ranks: add adapters and heads before it"
