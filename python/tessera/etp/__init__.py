@@ -18,18 +18,18 @@ torch.
 """
 
 from ._config import update_config
-from ._exactness import Condition, Exactness, exactness
+from ._exact.conditions import Condition, Exactness, exactness
+from ._exact.verify import Difference, Verification, verify
 from ._group import Group, init_group
-from ._norms import clip_grad_norm_
-from ._optimizer_state import load_optimizer_state_dict, optimizer_state_dict
-from ._optimizers import allow_optimizer
-from ._parameter import ShardedParameter, Weight
+from ._optim.norms import clip_grad_norm_
+from ._optim.optimizers import allow_optimizer
 from ._report import explain, forecast, report
 from ._shard import shard_module_, unshard_
-from ._state import LogicalTensor
+from ._states.logical import LogicalTensor
+from ._states.optimizer import load_optimizer_state_dict, optimizer_state_dict
 from ._surface import classify_etp_chains, tag_etp_params_with_names, wrap_module_params_etp
-from ._verify import Difference, Verification, verify
 from ._views import local, logical, summon, update, wait_async_comms
+from ._weights.parameter import ShardedParameter, Weight
 from .layers import Embedding, GroupedLinear, LayerNormLinear, LayerNormMLP, Linear
 
 __all__ = [

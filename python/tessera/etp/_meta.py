@@ -9,8 +9,8 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 
 from .._errors import InvalidArgumentError
-from ._modules import Constructed
-from ._parameter import ShardedParameter
+from ._autograd.modules import Constructed
+from ._weights.parameter import ShardedParameter
 
 Init = Callable[[torch.nn.Module], object]
 Take = Callable[[torch.nn.Parameter, torch.nn.Parameter], None]

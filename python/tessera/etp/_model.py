@@ -15,12 +15,12 @@ from torch.utils.hooks import RemovableHandle
 from .. import _core
 from .._closing import Closing, close_at_exit
 from .._errors import CancelledError, InvalidArgumentError
-from ._generic import refuse_transforms
+from ._autograd.generic import refuse_transforms
+from ._autograd.modules import Constructed, Sharded
 from ._group import Group
-from ._modules import Constructed, Sharded
-from ._parameter import ShardedParameter, Weight
-from ._replicated import Replicated
-from ._state import watch_states
+from ._states.logical import watch_states
+from ._weights.parameter import ShardedParameter, Weight
+from ._weights.replicated import Replicated
 
 _task_of_this_backward = torch._C._current_graph_task_id
 _NO_TASK = -1
@@ -106,7 +106,9 @@ class ShardedModel(Closing):
             for name, parameter in each._parameters.items()
             if isinstance(parameter, ShardedParameter)
         ]
-        known: set[str | int] = {each for name, parameter in module.named_parameters() for each in (name, id(parameter))}
+        known: set[str | int] = {
+            each for name, parameter in module.named_parameters() for each in (name, id(parameter))
+        }
 
         def begin(root: torch.nn.Module, *_: Any) -> None:
             refuse_transforms(self.weights[0].name)

@@ -10,18 +10,18 @@ import torch
 
 from .._arguments import choice, pattern, whole
 from .._errors import AlreadyExistsError, InvalidArgumentError
+from ._autograd.modules import Constructed, put, sharded_class, unsharded_class
 from ._compile import leave_out_of_graphs
 from ._group import Group
 from ._making import add_weight, digest_of, make_runtime, require_same, require_same_digests
 from ._meta import Init, is_on_meta, materialise
 from ._model import ShardedModel
-from ._modules import Constructed, put, sharded_class, unsharded_class
-from ._norms import typed
-from ._optimizers import watch_optimizers
-from ._parameter import ShardedParameter, can_shard, dtype_name
+from ._optim.norms import typed
+from ._optim.optimizers import watch_optimizers
 from ._refusals import require_shardable
-from ._replicated import Replicated
 from ._views import logical, models_of, places_of
+from ._weights.parameter import ShardedParameter, can_shard, dtype_name
+from ._weights.replicated import Replicated
 from ._wrappers import leave_out_of_ddp, put_back_into_ddp, watch_wrappers
 
 Filter = Callable[[str, torch.nn.Parameter], bool]

@@ -8,9 +8,9 @@ import torch
 
 from .._errors import InvalidArgumentError
 from ._group import Group
-from ._parameter import ShardedParameter
 from ._shard import shard_module_
 from ._views import model_of
+from ._weights.parameter import ShardedParameter
 
 
 def wrap_module_params_etp(module: torch.nn.Module, names: Iterable[str], group: Group) -> torch.nn.Module:

@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from .._errors import InvalidArgumentError
+from ._autograd.modules import put, unsharded_class
 from ._model import ShardedModel, models_of_this_process
-from ._modules import put, unsharded_class
-from ._norms import ShardedGradient, plain
-from ._parameter import ShardedParameter, Weight
-from ._rows import gather_rows
+from ._optim.norms import ShardedGradient, plain
+from ._weights.parameter import ShardedParameter, Weight
+from ._weights.rows import gather_rows
 
 
 def model_of(model: torch.nn.Module) -> ShardedModel | None:

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .._errors import InvalidArgumentError
 from ._model import ShardedModel
-from ._parameter import ShardedParameter
 from ._refusals import require_same_ranks
+from ._weights.parameter import ShardedParameter
 
 _LEFT_OUT = "_ddp_params_and_buffers_to_ignore"  # DistributedDataParallel asks its module for it
 

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from etp_generic_scenarios import Experts
 from etp_models import WORDS, Run, Tied, adamw, as_bytes, built
 from tessera import etp
-from tessera.etp._chunks import boxes_of
+from tessera.etp._states.chunks import boxes_of
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch_ranks import launch
 

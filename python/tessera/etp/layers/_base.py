@@ -11,12 +11,12 @@ from torch._C import DisableTorchFunctionSubclass
 
 from ..._arguments import choice, flag, text, whole
 from ..._errors import InvalidArgumentError
+from .._autograd.modules import Constructed, apply_linear
 from .._group import Group
-from .._main_grad import main_grad_of
 from .._making import add_weight, digest_of, require_same_digests
-from .._modules import Constructed, apply_linear
-from .._parameter import ShardedParameter, Weight, can_shard
 from .._views import update
+from .._weights.main_grad import main_grad_of
+from .._weights.parameter import ShardedParameter, Weight, can_shard
 from ._runtime import LayersModel
 from ._tensor_parallel import TensorParallel
 

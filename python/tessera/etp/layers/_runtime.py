@@ -13,10 +13,10 @@ from .._compile import leave_out_of_graphs
 from .._group import Group
 from .._making import make_runtime
 from .._model import ShardedModel
-from .._optimizers import watch_optimizers
-from .._parameter import Weight, dtype_name
-from .._replicated import Replicated
-from .._state import watch_states
+from .._optim.optimizers import watch_optimizers
+from .._states.logical import watch_states
+from .._weights.parameter import Weight, dtype_name
+from .._weights.replicated import Replicated
 
 
 class LayersModel(ShardedModel):

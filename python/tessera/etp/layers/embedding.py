@@ -7,8 +7,8 @@ from typing import Unpack
 import torch
 
 from ..._errors import InvalidArgumentError
-from .._modules import apply_embedding
-from .._parameter import ShardedParameter
+from .._autograd.modules import apply_embedding
+from .._weights.parameter import ShardedParameter
 from ._base import Declared, Init, Layer, Options
 from ._tensor_parallel import TensorParallel
 

@@ -10,10 +10,10 @@ from torch._C import _from_dlpack as from_dlpack  # of a capsule
 
 from ..._arguments import choice, whole
 from ..._errors import InvalidArgumentError
-from .._functions import applied
-from .._generic import expects_backward, refuse_twice
-from .._modules import dtypes_of
-from .._parameter import Weight
+from .._autograd.functions import applied
+from .._autograd.generic import expects_backward, refuse_twice
+from .._autograd.modules import dtypes_of
+from .._weights.parameter import Weight
 from ._base import Declared, Init, Layer, Options, normal
 from ._tensor_parallel import TensorParallel
 

@@ -10,11 +10,11 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 from torch.utils.hooks import RemovableHandle
 
-from .._errors import InvalidArgumentError
-from ._chunks import chunk_list, shard_at, write_items
-from ._parameter import Model, ShardedParameter, Weight
-from ._routes import words
-from ._rows import gather_rows
+from ..._errors import InvalidArgumentError
+from .._autograd.routes import words
+from .._weights.parameter import Model, ShardedParameter, Weight
+from .._weights.rows import gather_rows
+from .chunks import chunk_list, shard_at, write_items
 
 _FACTS = words(
     "size dim ndimension numel nelement stride is_floating_point is_complex is_contiguous element_size get_device "

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from .. import _core
-from .._errors import InvalidArgumentError, UnimplementedError
-from ._inline import GatherInline
-from ._saved_tensors import innermost_hooks
+from ... import _core
+from ..._errors import InvalidArgumentError, UnimplementedError
+from .inline import GatherInline
+from .saved_tensors import innermost_hooks
 
 _recomputation = "_recomputation_hook"
 _NO_TASK = -1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from ._functions import apply_embedding_function, apply_linear_function, multiply
-from ._generic import refuse_transforms
-from ._parameter import ShardedParameter, Weight
+from .._weights.parameter import ShardedParameter, Weight
+from .functions import apply_embedding_function, apply_linear_function, multiply
+from .generic import refuse_transforms
 
 
 class Sharded(torch.nn.Module):

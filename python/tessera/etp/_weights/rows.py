@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from .. import _core
+from ... import _core
 
 
 class Weight(Protocol):

@@ -8,8 +8,8 @@ from collections import OrderedDict
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ._parameter import Model, dtype_name
-from ._post_hooks import PostHook, PostHooks
+from .parameter import Model, dtype_name
+from .post_hooks import PostHook, PostHooks
 
 
 class Replicated:

@@ -10,10 +10,10 @@ import torch
 from torch._C import DisableTorchFunctionSubclass, _disabled_torch_function_impl
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from .._errors import InvalidArgumentError
-from ._norms import ShardedGradient
-from ._parameter import Model, ShardedParameter, Weight
-from ._refusals import require_same_ranks
+from ..._errors import InvalidArgumentError
+from .._refusals import require_same_ranks
+from .._weights.parameter import Model, ShardedParameter, Weight
+from .norms import ShardedGradient
 
 # Their steps treat every element by itself, so that rows of a weight are updated as in the whole one.
 _ELEMENTWISE = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .. import _core
-from .._errors import InvalidArgumentError
+from ... import _core
+from ..._errors import InvalidArgumentError
 
 
 def main_grad_of(parameter: torch.Tensor, name: str, shape: torch.Size) -> torch.Tensor:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from ._model import ShardedModel
-from ._optimizers import is_elementwise
-from ._views import model_of
+from .._model import ShardedModel
+from .._optim.optimizers import is_elementwise
+from .._views import model_of
 
 
 @dataclasses.dataclass(frozen=True)

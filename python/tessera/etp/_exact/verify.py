@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from .. import _core
-from .._arguments import whole
-from .._errors import InvalidArgumentError
-from ._exactness import Exactness, exactness
-from ._group import Group
-from ._norms import clip_grad_norm_
-from ._parameter import ShardedParameter
-from ._shard import shard_module_
-from ._views import logical, model_of
+from ... import _core
+from ..._arguments import whole
+from ..._errors import InvalidArgumentError
+from .._group import Group
+from .._optim.norms import clip_grad_norm_
+from .._shard import shard_module_
+from .._views import logical, model_of
+from .._weights.parameter import ShardedParameter
+from .conditions import Exactness, exactness
 
 _MAX_STEPS = 1 << 40
 

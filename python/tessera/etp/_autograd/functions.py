@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ._generic import expects_backward, refuse_twice
-from ._parameter import Weight
+from .._weights.parameter import Weight
+from .generic import expects_backward, refuse_twice
 
 
 def applied(function: type[torch.autograd.Function]) -> Any:

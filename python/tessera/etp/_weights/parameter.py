@@ -10,19 +10,19 @@ from torch._C import DisableTorchFunctionSubclass, _disabled_torch_function_impl
 from torch._C import _from_dlpack as from_dlpack  # of a capsule
 from torch.utils.hooks import RemovableHandle
 
-from .. import _core
-from .._core import Layout
-from .._errors import InternalError, InvalidArgumentError
-from ._generic import Call
-from ._generic import expects_backward as will_return
-from ._group import Group
-from ._inline import Stand
-from ._main_grad import Lent, main_grad_of
-from ._norms import plain, typed
-from ._post_hooks import PostHook, PostHooks
-from ._refusals import refuse_fully_shard
-from ._routes import MOVES, Route, route_of
-from ._rows import spread_rows
+from ... import _core
+from ..._core import Layout
+from ..._errors import InternalError, InvalidArgumentError
+from .._autograd.generic import Call
+from .._autograd.generic import expects_backward as will_return
+from .._autograd.inline import Stand
+from .._autograd.routes import MOVES, Route, route_of
+from .._group import Group
+from .._optim.norms import plain, typed
+from .._refusals import refuse_fully_shard
+from .main_grad import Lent, main_grad_of
+from .post_hooks import PostHook, PostHooks
+from .rows import spread_rows
 
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 

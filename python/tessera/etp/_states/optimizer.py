@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from .._errors import InvalidArgumentError
-from ._optimizers import goes_with, numbered
-from ._parameter import ShardedParameter
-from ._state import LogicalTensor, rows_of
+from ..._errors import InvalidArgumentError
+from .._optim.optimizers import goes_with, numbered
+from .._weights.parameter import ShardedParameter
+from .logical import LogicalTensor, rows_of
 
 State = dict[str, Any]
 

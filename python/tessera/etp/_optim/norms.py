@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from .. import _core
-from .._errors import InvalidArgumentError
-from ._group import Group
+from ... import _core
+from ..._errors import InvalidArgumentError
+from .._group import Group
 
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ._generic import writes
+from .generic import writes
 
 
 class Route(enum.Enum):

@@ -1,0 +1,1 @@
+"""How operations of a model get whole weights, and autograd their gradients."""

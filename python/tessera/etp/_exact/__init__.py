@@ -1,0 +1,1 @@
+"""Whether a training has the bits of one process."""

@@ -1,0 +1,1 @@
+"""Optimisers' steps, and norms of gradients that lie on several ranks."""

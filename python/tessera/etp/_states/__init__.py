@@ -1,0 +1,1 @@
+"""States of models and optimisers as logical tensors."""

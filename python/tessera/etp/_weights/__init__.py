@@ -1,0 +1,1 @@
+"""Sharded weights: the parameter that a user sees, what it is a part of, and its gradients."""
