@@ -29,7 +29,8 @@ from ._states.logical import LogicalTensor
 from ._states.optimizer import load_optimizer_state_dict, optimizer_state_dict
 from ._surface import classify_etp_chains, tag_etp_params_with_names, wrap_module_params_etp
 from ._views import local, logical, summon, update, wait_async_comms
-from ._weights.parameter import ShardedParameter, Weight
+from ._weights.parameter import ShardedParameter
+from ._weights.weight import Weight
 from .layers import Embedding, GroupedLinear, LayerNormLinear, LayerNormMLP, Linear
 
 __all__ = [

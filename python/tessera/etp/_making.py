@@ -12,7 +12,7 @@ from .._errors import MismatchError
 from ._config import config
 from ._group import Group
 from ._model import ShardedModel
-from ._weights.parameter import Weight, dtype_name
+from ._weights.weight import Weight, dtype_name
 
 _PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 

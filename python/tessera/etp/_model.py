@@ -19,8 +19,9 @@ from ._autograd.generic import refuse_transforms
 from ._autograd.modules import Constructed, Sharded
 from ._group import Group
 from ._states.logical import watch_states
-from ._weights.parameter import ShardedParameter, Weight
+from ._weights.parameter import ShardedParameter
 from ._weights.replicated import Replicated
+from ._weights.weight import Weight
 
 _task_of_this_backward = torch._C._current_graph_task_id
 _NO_TASK = -1

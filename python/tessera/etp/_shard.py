@@ -20,8 +20,9 @@ from ._optim.norms import typed
 from ._optim.optimizers import watch_optimizers
 from ._refusals import require_shardable
 from ._views import logical, models_of, places_of
-from ._weights.parameter import ShardedParameter, can_shard, dtype_name
+from ._weights.parameter import ShardedParameter
 from ._weights.replicated import Replicated
+from ._weights.weight import can_shard, dtype_name
 from ._wrappers import leave_out_of_ddp, put_back_into_ddp, watch_wrappers
 
 Filter = Callable[[str, torch.nn.Parameter], bool]

@@ -11,8 +11,9 @@ from .._errors import InvalidArgumentError
 from ._autograd.modules import put, unsharded_class
 from ._model import ShardedModel, models_of_this_process
 from ._optim.norms import ShardedGradient, plain
-from ._weights.parameter import ShardedParameter, Weight
+from ._weights.parameter import ShardedParameter
 from ._weights.rows import gather_rows
+from ._weights.weight import Weight
 
 
 def model_of(model: torch.nn.Module) -> ShardedModel | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .._weights.parameter import Weight
+from .._weights.weight import Weight
 from .generic import expects_backward, refuse_twice
 
 

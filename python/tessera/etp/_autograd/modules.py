@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from .._weights.parameter import ShardedParameter, Weight
+from .._weights.parameter import ShardedParameter
+from .._weights.weight import Weight
 from .functions import apply_embedding_function, apply_linear_function, multiply
 from .generic import refuse_transforms
 

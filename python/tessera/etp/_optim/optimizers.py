@@ -12,7 +12,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..._errors import InvalidArgumentError
 from .._refusals import require_same_ranks
-from .._weights.parameter import Model, ShardedParameter, Weight
+from .._weights.parameter import ShardedParameter
+from .._weights.weight import Model, Weight
 from .norms import ShardedGradient
 
 # Their steps treat every element by itself, so that rows of a weight are updated as in the whole one.

@@ -12,8 +12,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ..._errors import InvalidArgumentError
 from .._autograd.routes import words
-from .._weights.parameter import Model, ShardedParameter, Weight
+from .._weights.parameter import ShardedParameter
 from .._weights.rows import gather_rows
+from .._weights.weight import Model, Weight
 from .chunks import chunk_list, shard_at, write_items
 
 _FACTS = words(

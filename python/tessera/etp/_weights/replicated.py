@@ -8,8 +8,8 @@ from collections import OrderedDict
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from .parameter import Model, dtype_name
 from .post_hooks import PostHook, PostHooks
+from .weight import Model, dtype_name
 
 
 class Replicated:

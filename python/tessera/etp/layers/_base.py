@@ -16,7 +16,8 @@ from .._group import Group
 from .._making import add_weight, digest_of, require_same_digests
 from .._views import update
 from .._weights.main_grad import main_grad_of
-from .._weights.parameter import ShardedParameter, Weight, can_shard
+from .._weights.parameter import ShardedParameter
+from .._weights.weight import Weight, can_shard
 from ._runtime import LayersModel
 from ._tensor_parallel import TensorParallel
 

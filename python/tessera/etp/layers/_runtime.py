@@ -15,8 +15,8 @@ from .._making import make_runtime
 from .._model import ShardedModel
 from .._optim.optimizers import watch_optimizers
 from .._states.logical import watch_states
-from .._weights.parameter import Weight, dtype_name
 from .._weights.replicated import Replicated
+from .._weights.weight import Weight, dtype_name
 
 
 class LayersModel(ShardedModel):

@@ -13,7 +13,7 @@ from ..._errors import InvalidArgumentError
 from .._autograd.functions import applied
 from .._autograd.generic import expects_backward, refuse_twice
 from .._autograd.modules import dtypes_of
-from .._weights.parameter import Weight
+from .._weights.weight import Weight
 from ._base import Declared, Init, Layer, Options, normal
 from ._tensor_parallel import TensorParallel
 

@@ -1,0 +1,374 @@
+"""What the package knows of a sharded weight: `p.etp`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn, Protocol
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+from torch._C import _from_dlpack as from_dlpack  # of a capsule
+from torch.utils.hooks import RemovableHandle
+
+from ... import _core
+from ..._core import Layout
+from ..._errors import InternalError, InvalidArgumentError
+from .._autograd.generic import expects_backward as will_return
+from .._autograd.inline import Stand
+from .._group import Group
+from .._optim.norms import plain, typed
+from .main_grad import Lent, main_grad_of
+from .parameter import Rows, ShardedParameter
+from .post_hooks import PostHooks
+from .rows import spread_rows
+
+_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Of a dtype that a sharded weight can have."""
+    return _DTYPES[dtype]
+
+
+def can_shard(dtype: torch.dtype) -> bool:
+    return dtype in _DTYPES
+
+
+class Model(Protocol):
+    """What a parameter needs of its model (ShardedModel)."""
+
+    group: Group
+    runtime: _core.EtpRuntime
+    anchor: torch.Tensor
+    anchor_node: torch.autograd.graph.Node
+    number: int
+    micro_batch: int
+    updating: bool
+    weights: list[Weight]
+    inline: bool
+    scale: float  # of gradients: 1 / N, or 1
+    wanted: set[int] | None  # by a backward with inputs=: numbers of weights
+    core: _core.ShardGroup  # the ranks of all replicas
+    replicas: int
+
+    def in_forward(self) -> bool: ...
+    def phase(self) -> str: ...
+    def enter_backward(self) -> None: ...
+    def begin_update(self, weights: Iterable[Weight]) -> None: ...
+    def end_update(self) -> None: ...
+
+
+class Weight:
+    """What a sharded parameter is a part of; `p.etp`.
+
+    Attributes:
+        name: The dotted name in the model.
+        shape: The logical one.
+        matrix: [F, K]: the shape of what is cut along dim 0.
+        local: This rank's rows, as a plain tensor over the parameter's memory.
+        group: The etp.Group.
+        rows: (begin, end) of this rank.
+        shard_rows: Of every rank, with padding.
+        format: What travels; empty: the parameter's dtype.
+        compute: The dtype of the gathered weight.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        number: int,
+        name: str,
+        full: torch.Tensor,
+        matrix: torch.Size,
+        format: str,
+        compute: torch.dtype,
+    ) -> None:
+        runtime = model.runtime
+        self.model = model
+        self.number = number
+        self.name = name
+        self.shape = torch.Size(full.shape)
+        self.matrix = matrix
+        self.dtype = full.dtype
+        self.format = format
+        self.compute = compute
+        self.group = model.group
+        self.rows = runtime.rows(number)
+        self.shard_rows = runtime.shard_rows(number)
+        self.hooks = PostHooks(full._post_accumulate_grad_hooks)
+        self.fuses = False  # gradients are added to p.main_grad, and .grad stays as it is
+        self.frozen = not full.requires_grad
+        capsule = runtime.shard(number)
+        count = self.rows[1] - self.rows[0]
+        rows = torch.empty((0, matrix[1]), dtype=full.dtype) if capsule is None else from_dlpack(capsule)
+        with torch.no_grad():
+            rows.copy_(full.reshape(matrix)[self.rows[0] : self.rows[1]])
+        if rows.shape[0] != count:
+            raise InternalError(f"{name}: {rows.shape[0]} rows, not {count}")
+        self.local = rows
+        self.parameter = ShardedParameter(rows, self, full.requires_grad)
+        self.parameter._backward_hooks = full._backward_hooks
+        if model.inline:
+            self._follow_autograd()
+        self.address = rows.data_ptr()
+        # Of the round in flight: where folds add, and whether that is what .grad is or becomes.
+        self._memory: torch.Tensor | None = None
+        self._direct = True
+        self._registered = (0, False)  # an address, and whether a fold has yet to write there
+        self.lent = Lent()
+        self._stand: torch.Tensor | None = None
+
+    @property
+    def pad_length(self) -> int:
+        """Rows of padding, over all ranks."""
+        return self.shard_rows * self.group.size - self.matrix[0]
+
+    @property
+    def is_padded_last_rank(self) -> bool:
+        """Whether this rank has fewer rows than shard_rows."""
+        return self.rows[1] - self.rows[0] < self.shard_rows
+
+    @property
+    def version(self) -> int:
+        """Counts the updates that have been published."""
+        return self.model.runtime.version(self.number)
+
+    @property
+    def chain(self) -> str:
+        """The order of uses that it is prefetched in."""
+        return self.model.runtime.report().weights[self.number].chain
+
+    @property
+    def state(self) -> str:
+        """Of its gather: NONE, ASYNC_WAIT, DATA_READY or DATA_READY_SYNC."""
+        return self.model.runtime.status(self.number).gather
+
+    @property
+    def rs_state(self) -> str:
+        """Of the reduction of its gradient, likewise."""
+        return self.model.runtime.status(self.number).reduction
+
+    @property
+    def next(self) -> Weight | None:
+        """What is expected to be used after its first use in a step; None before that is known."""
+        return self._numbered(self.model.runtime.status(self.number).next)
+
+    @property
+    def prev(self) -> Weight | None:
+        """And before it."""
+        return self._numbered(self.model.runtime.status(self.number).prev)
+
+    def _numbered(self, number: int | None) -> Weight | None:
+        return None if number is None else self.model.weights[number]
+
+    @property
+    def expert_idx(self) -> int | None:
+        """Its place among experts that are gathered together; None if it is not one of them."""
+        return self.model.runtime.status(self.number).expert
+
+    @property
+    def layout(self) -> Layout:
+        """Of [F, K] over the ranks of all replicas, rank d * N + r being rank r of replica d."""
+        bounds = ";".join(str(min(r * self.shard_rows, self.matrix[0])) for r in range(self.group.size + 1))
+        return Layout(f"dp={self.model.replicas},etp={self.group.size}:R,G0[{bounds}]")
+
+    def __repr__(self) -> str:
+        return f"Weight({self.name!r}, rows={self.rows}, shape={tuple(self.shape)}, format={self.format!r})"
+
+    # --- uses
+
+    def gather(
+        self, phase: str, expects_backward: bool = False, version: int | None = None
+    ) -> tuple[torch.Tensor, int]:
+        """The full weight, whose memory goes back when nobody can reach it; and its version."""
+        model = self.model
+        batch = model.micro_batch
+        first = batch == 0 and phase == "fwd"
+        capsule, found = model.runtime.acquire(self.number, phase, batch, expects_backward, first, version)
+        return from_dlpack(capsule), found
+
+    def whole(self, expects_backward: bool) -> tuple[torch.Tensor, int]:
+        """In the logical shape and the parameter's dtype, for a forward."""
+        phase = self.model.phase()
+        full, version = self.gather(phase, expects_backward and will_return(phase))
+        return full.to(self.dtype).view(self.shape), version
+
+    def wanted(self) -> bool:
+        """Whether the backward that is under way is to give it a gradient: one with inputs= may not."""
+        chosen = self.model.wanted
+        if chosen is not None:
+            return self.number in chosen
+        return torch._C._will_engine_execute_node(self.model.anchor_node)
+
+    def room(self) -> tuple[_core.GradientBuffer, torch.Tensor]:
+        """Where a gradient [F, K] is to be written: produce() then takes it."""
+        if self._memory is None:
+            self.register()
+        buffer, capsule = self.model.runtime.gradient_buffer(self.number, self.model.micro_batch)
+        return buffer, from_dlpack(capsule)
+
+    def produce(self, buffer: _core.GradientBuffer) -> None:
+        self.model.runtime.produce(buffer)
+
+    # --- inline
+
+    def _follow_autograd(self) -> None:
+        """Autograd accumulates, and drops the type of what it accumulates: it gets it before other hooks."""
+        entries = self.hooks.entries
+
+        def give_type(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                parameter.grad = typed(plain(parameter.grad), self)
+
+        handle = RemovableHandle(entries)
+        others = list(entries.items())
+        entries.clear()  # autograd calls them in the order of insertion, whatever OrderedDict says
+        entries[handle.id] = give_type
+        entries.update(others)
+        self.parameter._post_accumulate_grad_hooks = entries
+        self.hooks = PostHooks()
+
+    @property
+    def scale(self) -> float:
+        return self.model.scale
+
+    def stand(self) -> torch.Tensor:
+        """Autograd's way to the parameter; one until the end of the next backward."""
+        if self._stand is None:
+            self._stand = Stand.apply(self.parameter, self)  # type: ignore[no-untyped-call]
+        return self._stand
+
+    def reduce(self, gradient: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of the scaled sum of all ranks' gradients, in the parameter's dtype. Collective."""
+        model = self.model
+        model.enter_backward()
+        model.core.exchange(f"the gradient of {self.name}", b"")  # that ranks differ is an error with both names
+        rows = torch.zeros(self.local.shape, dtype=torch.float32 if self.dtype == torch.float16 else self.dtype)
+        self._point_at(rows)
+        try:
+            buffer, capsule = model.runtime.gradient_buffer(self.number, model.micro_batch)
+            from_dlpack(capsule).copy_(gradient.reshape(self.matrix))
+            self.produce(buffer)
+            model.runtime.drain()
+        finally:
+            self._point_at(None)
+        return rows.to(self.dtype)
+
+    def spread(self, rows: torch.Tensor) -> torch.Tensor:
+        """All ranks' rows, in the logical shape, added over replicas. Collective."""
+        return spread_rows(self.model.core, self.model.replicas, self, rows).view(self.shape)
+
+    # --- gradients
+
+    def register(self) -> None:
+        """Says where the next folds add: into .grad where that can be, for rounding and the order of additions are then
+        those of one process."""
+        parameter = self.parameter
+        if self.fuses:
+            self._memory = main_grad_of(parameter, self.name, self.local.shape)
+            self._point_at(self._memory)
+            return
+        with DisableTorchFunctionSubclass():
+            grad = parameter.grad
+            direct = not parameter._backward_hooks and self.dtype is not torch.float16
+            if direct and grad is not None and grad.is_contiguous():
+                self._memory, self._direct = grad, True
+                self._point_at(grad)
+                return
+        self._direct = direct and grad is None
+        dtype = torch.float32 if self.dtype is torch.float16 else self.dtype
+        self._memory = torch.empty_like(self.local, dtype=dtype)
+        self._point_at(self._memory, empty=True)
+
+    def before_drain(self) -> None:
+        """Other ranks may have gradients for these rows where this one had none."""
+        if self._memory is not None or self.frozen or self.model.inline:
+            return
+        if self.fuses or self.parameter.grad is not None:
+            self.register()
+        else:
+            self._point_at(None)
+
+    def _point_at(self, memory: torch.Tensor | None, empty: bool = False) -> None:
+        place = (0 if memory is None else memory.data_ptr(), empty)
+        if place != self._registered:
+            name = dtype_name(self.dtype if memory is None else memory.dtype)
+            self.model.runtime.set_gradient(self.number, place[0], name, empty)
+            self._registered = place
+
+    def after_drain(self, added: bool) -> None:
+        """Makes .grad of what has been added."""
+        memory, self._memory = self._memory, None
+        self._stand = None
+        self.lent.clear()
+        if not added:
+            return
+        self._registered = (self._registered[0], False)
+        parameter = self.parameter
+        if self.fuses:
+            parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+            return
+        if memory is None:  # only other ranks had a gradient
+            memory = self._from_runtime()
+            self._direct = parameter.grad is None and not parameter._backward_hooks
+        if self._direct:
+            if parameter.grad is None:
+                parameter.grad = typed(memory if memory.dtype is self.dtype else memory.to(self.dtype), self)
+            return
+        gradient = memory.to(self.dtype)
+        for hook in list((parameter._backward_hooks or {}).values()):
+            replaced = hook(gradient)
+            gradient = gradient if replaced is None else replaced
+        if parameter.grad is None:
+            parameter.grad = typed(gradient, self)
+        else:
+            parameter.grad.add_(gradient)
+
+    def discard(self) -> None:
+        """What is accumulated is worth nothing."""
+        self.parameter.grad = None
+        if self.fuses:
+            main_grad_of(self.parameter, self.name, self.local.shape).zero_()
+
+    def _from_runtime(self) -> torch.Tensor:
+        shape = self.local.shape
+        if shape[0] == 0:
+            return torch.zeros(shape, dtype=self.dtype)
+        own = torch.empty(shape, dtype=torch.float32 if self.dtype == torch.float16 else self.dtype)
+        self.model.runtime.take_gradient(self.number, own.data_ptr())
+        return own
+
+    # --- updates
+
+    def follow_frozen(self) -> None:
+        """Called with torch functions of subclasses disabled."""
+        frozen = not self.parameter.requires_grad
+        if frozen != self.frozen:
+            self.model.runtime.set_frozen(self.number, frozen)
+            self.frozen = frozen
+
+    def show_rows(self, updating: bool) -> None:
+        """Within an update the parameter is its rows."""
+        self.parameter.__class__ = Rows if updating else ShardedParameter
+
+    def require_same_memory(self, given: torch.Tensor) -> None:
+        """Throws if .data may not become that."""
+        with DisableTorchFunctionSubclass():
+            if given.dtype != self.dtype or given.device != self.local.device:
+                raise InvalidArgumentError(
+                    f"{self.name} is sharded and cannot become {given.dtype} on {given.device}: convert the model "
+                    "before shard_module_(), or after unshard_()"
+                )
+            if given.data_ptr() != self.address:
+                self._refuse_memory()
+
+    def require_in_place(self) -> None:
+        """Throws if the parameter's memory is not the shard any more. Called where torch sees no subclasses."""
+        if self.parameter.data_ptr() != self.address:
+            self._refuse_memory()
+
+    def _refuse_memory(self) -> NoReturn:
+        raise InvalidArgumentError(
+            f"{self.name}: the parameter's memory has been replaced, and other ranks read the old one: write into it "
+            "(copy_()) instead of assigning .data, and change dtypes before shard_module_()"
+        )
