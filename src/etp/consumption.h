@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "collective/movement/gather.h"
-#include "etp/captured_part.h"
+#include "etp/capture/captured_part.h"
 #include "etp/context.h"
 #include "etp/exposure.h"
 #include "etp/gather_memory.h"

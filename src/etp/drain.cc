@@ -10,7 +10,7 @@
 #include "base/rounding.h"
 #include "codec/simd/reduce.h"
 #include "collective/conditions.h"
-#include "etp/gradients.h"
+#include "etp/gradients/gradients.h"
 
 namespace tessera::etp {
 

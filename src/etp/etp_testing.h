@@ -64,4 +64,10 @@ inline int64_t wrong_elements(const FullWeight& full, WeightId weight, int64_t v
   return wrong;
 }
 
+inline void produce_ones(Runtime& runtime, WeightId weight, float value = 1, int micro_batch = 0) {
+  GradientBuffer gradient = runtime.gradient_buffer(weight, micro_batch);
+  std::fill_n(static_cast<float*>(gradient.data()), gradient.rows() * gradient.columns(), value);
+  runtime.produce(std::move(gradient));
+}
+
 }  // namespace tessera::etp

@@ -9,14 +9,14 @@
 #include "base/fork_guard.h"
 #include "base/mutex.h"
 #include "device/condition.h"
-#include "etp/captured_part.h"
+#include "etp/capture/captured_part.h"
 #include "etp/consumption.h"
 #include "etp/context.h"
 #include "etp/gather_memory.h"
-#include "etp/gradient_pool.h"
-#include "etp/gradients.h"
+#include "etp/gradients/gradient_pool.h"
+#include "etp/gradients/gradients.h"
+#include "etp/gradients/replicated.h"
 #include "etp/publication.h"
-#include "etp/replicated.h"
 #include "etp/schedule_log.h"
 
 namespace tessera::etp {

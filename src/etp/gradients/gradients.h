@@ -19,9 +19,9 @@
 #include <span>
 #include <vector>
 
-#include "etp/captured_part.h"
+#include "etp/capture/captured_part.h"
 #include "etp/context.h"
-#include "etp/gradient_pool.h"
+#include "etp/gradients/gradient_pool.h"
 #include "etp/schedule/forecast.h"
 #include "etp/schedule/states.h"
 

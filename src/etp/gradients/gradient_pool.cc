@@ -1,4 +1,4 @@
-#include "etp/gradient_pool.h"
+#include "etp/gradients/gradient_pool.h"
 
 #include <algorithm>
 #include <cstring>

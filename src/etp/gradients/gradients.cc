@@ -1,4 +1,4 @@
-#include "etp/gradients.h"
+#include "etp/gradients/gradients.h"
 
 #include <algorithm>
 #include <array>

@@ -8,7 +8,7 @@
 #include <stdexcept>
 
 #include "base/testing.h"
-#include "etp/capture_testing.h"
+#include "etp/capture/capture_testing.h"
 
 namespace tessera::etp {
 namespace {

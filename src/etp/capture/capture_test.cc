@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/testing.h"
-#include "etp/capture_testing.h"
+#include "etp/capture/capture_testing.h"
 
 namespace tessera::etp {
 namespace {

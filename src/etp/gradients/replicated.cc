@@ -1,4 +1,4 @@
-#include "etp/replicated.h"
+#include "etp/gradients/replicated.h"
 
 #include <algorithm>
 #include <cstring>
