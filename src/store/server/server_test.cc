@@ -11,6 +11,8 @@ namespace {
 
 using testing::HasSubstr;
 
+constexpr auto kForLargeValues = std::chrono::minutes(1);  // under load
+
 std::vector<std::byte> bytes_of(std::string_view text) {
   const auto bytes = std::as_bytes(std::span(text));
   return {bytes.begin(), bytes.end()};
@@ -116,14 +118,14 @@ TEST(ServerTest, ReleasesWithoutACommonProtocolAreBothNamed) {
 TEST(ServerTest, ATransactionThatFailsShowsNoMoreThanAReplyTakes) {
   const auto server = tcp_server();
   const auto client = open_store(server->address());
-  client->put("large", std::string(kMaxStoreValueBytes, 'x'));
+  client->put("large", std::string(kMaxStoreValueBytes, 'x'), {}, kForLargeValues);
   StoreTransaction transaction;
   transaction.compares.assign(100, {.key = "large", .mod_revision = 999});
-  const Status status = status_of([&] { client->transact(transaction); });
+  const Status status = status_of([&] { client->transact(transaction, kForLargeValues); });
   EXPECT_EQ(status.code(), ErrorCode::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("what the transaction compares holds"));
   transaction.compares.resize(2);
-  EXPECT_FALSE(client->transact(transaction).succeeded);
+  EXPECT_FALSE(client->transact(transaction, kForLargeValues).succeeded);
 }
 
 TEST(ServerTest, AWatcherThatDoesNotReadIsDisconnectedAndNobodyElse) {
