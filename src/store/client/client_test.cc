@@ -16,6 +16,14 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
+// What a call ends with at its deadline. A busy machine may not get that far in a short time: then it gets longer.
+Status with_patience(const std::function<void(Store::Timeout)>& call, std::string_view text) {
+  for (Store::Timeout timeout = std::chrono::milliseconds(30);; timeout *= 4) {
+    Status status = status_of([&] { call(timeout); });
+    if (status.message().find(text) != std::string::npos || timeout > kLimit) return status;
+  }
+}
+
 class ClientTest : public testing::Test {
  protected:
   std::unique_ptr<Server> server_ = tcp_server();
@@ -145,6 +153,7 @@ TEST_F(ClientTest, AFollowerGoesOnFromWhatItHasSeen) {
   store_->put("ranks/0", "in");
   store_->put("ranks/1", "in");
   PrefixFollower follower(*store_, "ranks/");
+  follower.wait([](const StoreView& seen) { return seen.size() == 2; }, kLimit);
   const Status late = status_of(
       [&] { follower.wait([](const StoreView& seen) { return seen.size() == 3; }, std::chrono::milliseconds(30)); });
   EXPECT_EQ(late.code(), ErrorCode::kDeadlineExceeded);
@@ -169,9 +178,11 @@ TEST_F(ClientTest, AFollowerEndsWhenItIsStopped) {
 
 TEST_F(ClientTest, WaitForSaysWhatItWaitedFor) {
   store_->put("ranks/0", "");
-  const Status status = status_of([&] {
-    store_->wait_for("ranks/", [](const StoreView& seen) { return seen.size() == 2; }, std::chrono::milliseconds(30));
-  });
+  const Status status = with_patience(
+      [&](Store::Timeout timeout) {
+        store_->wait_for("ranks/", [](const StoreView& seen) { return seen.size() == 2; }, timeout);
+      },
+      "1 keys are there");
   EXPECT_EQ(status.code(), ErrorCode::kDeadlineExceeded);
   EXPECT_THAT(status.message(), HasSubstr("'ranks/*'"));
   EXPECT_THAT(status.message(), HasSubstr("1 keys are there"));
@@ -307,14 +318,11 @@ TEST(ConnectionTest, NoStoreIsAnErrorThatNamesTheUrl) {
     port = local_port(listen_tcp({"127.0.0.1", 0}).get());
   }
   const std::string url = fmt::format("tcp://127.0.0.1:{}", port);
-  Status status;
-  for (std::chrono::milliseconds timeout{50}; timeout < std::chrono::minutes(1); timeout *= 4) {  // for one attempt
-    status = status_of([&] { open_store(url, {.connect_timeout = timeout}); });
-    EXPECT_EQ(status.code(), ErrorCode::kUnavailable);
-    EXPECT_THAT(status.message(), HasSubstr(url));
-    if (status.message().find("refused") != std::string::npos) return;
-  }
-  FAIL() << status.message();
+  const Status status =
+      with_patience([&](Store::Timeout timeout) { open_store(url, {.connect_timeout = timeout}); }, "refused");
+  EXPECT_EQ(status.code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(status.message(), HasSubstr(url));
+  EXPECT_THAT(status.message(), HasSubstr("refused"));
 }
 
 TEST(ConnectionTest, UnknownUrlsListTheKnownOnes) {
@@ -345,7 +353,8 @@ TEST(ConnectionTest, WithoutAServerACallIsUnavailable) {
   auto server = tcp_server();
   const auto store = open_store(server->address());
   server.reset();
-  const Status status = status_of([&] { store->put("ns/bus/key", "v", {}, std::chrono::milliseconds(50)); });
+  const Status status = with_patience([&](Store::Timeout timeout) { store->put("ns/bus/key", "v", {}, timeout); },
+                                      "no connection within");
   EXPECT_EQ(status.code(), ErrorCode::kUnavailable);
   EXPECT_THAT(status.message(), HasSubstr("put 'ns/bus/key'"));
 }
