@@ -117,12 +117,14 @@ def verify(
     if model_of(model) is not None:
         raise InvalidArgumentError("verify: the model is sharded already: give one that is not, and options for it")
     task = _Task(group.size, batch, loss, optimizer, accumulation, max_norm, options.get("reduction") == "sum")
+    alone = Group(_core.ShardGroup.single("verify"), "verify", group.timeout)
     sharded = shard_module_(copy.deepcopy(model), group, **options)
+    theirs = None
     try:
-        ours, theirs = _Training(task, sharded, group), None
+        ours = _Training(task, sharded, group)
         conditions = exactness(sharded, ours.optimizer)
         if group.rank == 0:
-            theirs = _Training(task, _whole_copy(model, sharded, options), None)
+            theirs = _Training(task, _whole_copy(model, alone, sharded, options), None)
         with torch.random.fork_rng(devices=[]):
             for step in range(steps):
                 difference = _told(group, _compare(step, ours, theirs))
@@ -131,9 +133,14 @@ def verify(
         return Verification(steps, None, conditions)
     finally:
         _close(sharded)
+        if theirs is not None:
+            _close(theirs.model)
+        alone.close()
 
 
-def _whole_copy(model: torch.nn.Module, sharded: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
+def _whole_copy(
+    model: torch.nn.Module, alone: Group, sharded: torch.nn.Module, options: dict[str, Any]
+) -> torch.nn.Module:
     """Plain torch, but for what travels in a format."""
     found = model_of(sharded)
     weights = [] if found is None else found.weights
@@ -141,7 +148,6 @@ def _whole_copy(model: torch.nn.Module, sharded: torch.nn.Module, options: dict[
     copied = copy.deepcopy(model)
     if not formats:
         return copied
-    alone = Group(_core.ShardGroup.single("verify"), "verify")
     same = {name: value for name, value in options.items() if name in ("compute_dtype", "nonfinite", "publish")}
     return shard_module_(copied, alone, formats, min_elements=0, **same)
 
@@ -172,7 +178,7 @@ class _Training:
 
     def __init__(self, task: _Task, model: torch.nn.Module, group: Group | None) -> None:
         self._task = task
-        self._model = model
+        self.model = model
         self._group = group
         self._parameters = list(model.named_parameters())
         self.optimizer = task.make([parameter for _, parameter in self._parameters if parameter.requires_grad])
@@ -187,12 +193,12 @@ class _Training:
             for rank in range(task.size) if self._group is None else (self._group.rank,):
                 number = micro_step * task.size + rank
                 torch.manual_seed(number)
-                value = task.loss(self._model, task.batch(number))
+                value = task.loss(self.model, task.batch(number))
                 self._losses.append(float(value.detach()))
                 value = value / task.accumulation
                 (value if self._group is not None or task.adds else value / task.size).backward()  # type: ignore[no-untyped-call]
         if task.max_norm is not None:
-            clip_grad_norm_(self._model.parameters(), task.max_norm)
+            clip_grad_norm_(self.model.parameters(), task.max_norm)
 
     def gradients(self, step: int) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Losses, too."""
