@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -25,6 +26,7 @@ class Closing(ABC):
 
 
 _open: weakref.WeakSet[Closing] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_open.clear)  # a child has neither the threads nor the peers
 
 
 def close_at_exit(what: Closing) -> None:

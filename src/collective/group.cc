@@ -67,7 +67,7 @@ void Group::Impl::fail_for(int rank, const Status& status) {
 }
 
 void Group::Impl::look() {
-  if (failure.failed()) return;
+  if (failure.failed() || !process.here()) return;
   for (int rank = 0; rank < options.size; ++rank)
     if (page(rank).state() == RankState::kFailed) fail(page(rank).failure());
 }
@@ -102,6 +102,7 @@ Status Group::status() const {
 }
 
 bool Group::has_left(int rank) const {
+  impl_->process.require("group");
   return rank != impl_->options.rank && impl_->page(rank).state() == RankState::kLeft;
 }
 
@@ -115,7 +116,7 @@ void Group::require_present(int rank) const {
 }
 
 void Group::close(const Deadline& deadline) {
-  if (impl_->closed) return;
+  if (impl_->closed || !impl_->process.here()) return;
   impl_->look();
   const bool failed = impl_->failure.failed();
   try {

@@ -81,7 +81,7 @@ struct SumPart {
 
 // Thread-safe, except that form() and close() are called once. Methods throw the group's error once it has failed.
 // Collectives of one rank are carried out one at a time; a second thread waits for its turn. A forked child must not
-// use its parent's group.
+// use its parent's group; it may close() or destroy it, which does nothing there.
 class Group : public std::enable_shared_from_this<Group> {
  public:
   // All ranks call it with the same size, name and slots. Returns when every rank has mapped every page. Errors name

@@ -118,6 +118,10 @@ if child == 0:
     os._exit(0)  # as workers of data loaders end
 os.close(writer)
 print(os.read(reader, 1000).decode(), os.waitpid(child, 0)[1])
+child = os.fork()
+if child == 0:
+    raise SystemExit(5)  # through the end of the interpreter
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
 torch.optim.AdamW(model.parameters()).step()
 model(torch.ones(2, 64)).sum().backward()
 print("went on")
