@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -264,6 +265,18 @@ void bind_status(nb::module_& module) {
       .def_ro("expert", &Status::expert);
 }
 
+std::string report_text(const etp::RuntimeReport& self) {
+  return fmt::format(
+      "EtpReport(rank={}, size={}, weights={}, shard_bytes={}, publication_bytes={}, gradient_bytes={}, "
+      "gathered_bytes={}, gathered_peak_bytes={}, produced_bytes={}, produced_peak_bytes={}, replicated_bytes={}, "
+      "consumptions={}, prefetched={}, on_demand={}, bytes_gathered={}, rounds={}, updates={}, "
+      "exposed_seconds={:.3g})",
+      self.rank, self.size, self.weights.size(), self.shard_bytes, self.publication_bytes, self.gradient_bytes,
+      self.gathered_bytes, self.gathered_peak_bytes, self.produced_bytes, self.produced_peak_bytes,
+      self.replicated_bytes, self.consumptions, self.prefetched, self.on_demand, self.bytes_gathered, self.rounds,
+      self.updates, self.exposed_seconds);
+}
+
 void bind_report(nb::module_& module) {
   using Report = etp::RuntimeReport;
   nb::class_<Report::Weight>(module, "EtpWeightReport")
@@ -312,7 +325,11 @@ void bind_report(nb::module_& module) {
       .def_ro("max_exchanges", &Report::max_exchanges)
       .def_ro("drains", &Report::drains)
       .def_ro("updates", &Report::updates)
-      .def_ro("exposed_seconds", &Report::exposed_seconds);
+      .def_ro("exposed_seconds", &Report::exposed_seconds)
+      .def("__repr__", report_text);
+}
+
+void bind_forecast(nb::module_& module) {
   using Forecast = etp::RuntimeForecast;
   nb::class_<Forecast>(module, "EtpForecast", "Bytes that a rank will hold at its peak, before the first step.")
       .def_ro("parameters", &Forecast::parameters)
@@ -321,7 +338,14 @@ void bind_report(nb::module_& module) {
       .def_ro("gathered", &Forecast::gathered)
       .def_ro("produced", &Forecast::produced)
       .def_ro("replicated", &Forecast::replicated)
-      .def_prop_ro("total", &Forecast::total);
+      .def_prop_ro("total", &Forecast::total)
+      .def("__repr__", [](const Forecast& self) {
+        return fmt::format(
+            "EtpForecast(parameters={}, publication={}, gradients={}, gathered={}, produced={}, replicated={}, "
+            "total={})",
+            self.parameters, self.publication, self.gradients, self.gathered, self.produced, self.replicated,
+            self.total());
+      });
 }
 
 }  // namespace
@@ -330,6 +354,7 @@ void bind_etp_runtime(nb::module_& module) {
   const nb::class_<GradientBuffer> buffer(module, "GradientBuffer", "Room for a gradient in shared memory.");
   bind_status(module);
   bind_report(module);
+  bind_forecast(module);
   nb::class_<Runtime> bound(module, "EtpRuntime", "The weights of one model; tessera.etp is built on it.");
   bound.def(nb::new_(&make_runtime), nb::arg("group"), nb::arg("reduction") = "mean", nb::arg("prefetch") = "auto",
             nb::arg("distance") = 1, nb::arg("expert_distance") = 2, nb::arg("cap_bytes") = nb::none(),

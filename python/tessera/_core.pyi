@@ -961,6 +961,8 @@ class EtpReport:
     @property
     def exposed_seconds(self) -> float: ...
 
+    def __repr__(self) -> str: ...
+
 class EtpForecast:
     """Bytes that a rank will hold at its peak, before the first step."""
 
@@ -984,6 +986,8 @@ class EtpForecast:
 
     @property
     def total(self) -> int: ...
+
+    def __repr__(self) -> str: ...
 
 class EtpRuntime:
     """The weights of one model; tessera.etp is built on it."""

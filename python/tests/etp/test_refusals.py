@@ -130,6 +130,14 @@ def assigned() -> None:
     loss_of(model, 0)
 
 
+def stepped_with_an_older_optimiser() -> None:
+    model = built()
+    optimizer = torch.optim.AdamW(model.parameters())
+    etp.shard_module_(model, etp.init_group(), formats={"up.weight": "nvfp4"})
+    loss_of(model, 0).backward()
+    optimizer.step()
+
+
 class Muon(torch.optim.Optimizer):
     """An optimiser of another package."""
 
@@ -213,6 +221,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a second derivative": (
         lambda: loss_of(sharded(), 0).backward(create_graph=True),
         "weight: a backward with create_graph=True.*filter=",
+    ),
+    "an optimiser from before": (
+        stepped_with_an_older_optimiser,
+        r"AdamW was made before shard_module_\(\) and holds .*: make optimisers after",
     ),
     "LBFGS": (lambda: stepped(torch.optim.LBFGS), "LBFGS holds emb.weight.*elementwise optimiser"),
     "Adafactor": (lambda: stepped(torch.optim.Adafactor), "Adafactor holds emb.weight"),

@@ -43,6 +43,7 @@ def _views(rank: int, size: int) -> dict[str, Any]:
         found["links"] = (info.next.name, model.up.weight.etp.prev.name, model.up.weight.etp.next.name)
         found["version"] = info.version
         found["report"] = (report.size, report.updates, len(report.weights), report.shard_bytes == forecast.parameters)
+        found["shown"] = f"updates={report.updates}" in repr(report) and f"total={forecast.total}" in repr(forecast)
         found["explained"] = isinstance(etp.explain(model), str)
         ids = batch(9)[0]
         with torch.no_grad():
@@ -86,7 +87,18 @@ def test_a_parameter_tells_what_it_is_a_part_of(ranks: list[dict[str, Any]]) -> 
 
 @pytest.mark.parametrize(
     "what",
-    ["tied", "rows", "optimizer takes it", "explained", "saved", "copied", "sharded again", "ties kept", "padded"],
+    [
+        "tied",
+        "rows",
+        "optimizer takes it",
+        "shown",
+        "explained",
+        "saved",
+        "copied",
+        "sharded again",
+        "ties kept",
+        "padded",
+    ],
 )
 def test_views(ranks: list[dict[str, Any]], what: str) -> None:
     assert all(each[what] for each in ranks)

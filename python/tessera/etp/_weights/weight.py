@@ -108,6 +108,7 @@ class Weight:
         self.local = rows
         self.parameter = ShardedParameter(rows, self, full.requires_grad)
         self.parameter._backward_hooks = full._backward_hooks
+        full.sharded_as = name  # type: ignore[attr-defined]  # for optimisers that hold it still
         if model.inline:
             self._follow_autograd()
         self.address = rows.data_ptr()
