@@ -375,6 +375,10 @@ class Runtime {
   // These weights are gathered, published and folded as one operation when they are used as a list; the first one
   // stands for them in the plan. Their specs are alike except for names.
   void add_experts(std::span<const WeightId> experts);
+  // `count` weights, two at least, that differ in their names only: "NAME[0]", "NAME[1]", ... They are a list of
+  // experts, and their shards lie one behind the other: [count, rows(), K]. So do they where all are gathered:
+  // acquire() of the list gives one FullWeight, [count * F, K].
+  std::vector<WeightId> add_stack(const WeightSpec& spec, int count);
   // Not sharded; its gradients are folded at the drain. Returns its number.
   uint32_t add_replicated(const std::string& name, int64_t elements, DType dtype);
   // Collective; again after further add(): exchanges the memory of what is new and publishes its first version.

@@ -24,9 +24,17 @@ namespace {
 constexpr int64_t kBlockRows = 16;
 constexpr size_t kLanes = 8;  // partial sums of a block, so that a compiler can add several at a time
 
-// (address of this rank's rows, their number, elements of a row, dtype, rows of every rank's shard with padding, rows
-// of all): what is whole on every rank has shards of 0 rows.
-using Part = std::tuple<uintptr_t, int64_t, int64_t, std::string, int64_t, int64_t>;
+// [slices, rows, columns]: a matrix, or experts that are cut along their rows.
+struct Part {
+  uintptr_t address = 0;
+  int64_t slices = 0;
+  int64_t rows = 0;  // of this rank, of each slice
+  int64_t columns = 0;
+  DType dtype = DType::kF32;
+  int64_t shard_rows = 0;  // of every rank's shard, with padding; 0: every rank has all rows
+  int64_t total = 0;       // rows of all ranks
+};
+using PartTuple = std::tuple<uintptr_t, int64_t, int64_t, int64_t, std::string, int64_t, int64_t>;
 
 struct Order {
   double p = 2;
@@ -85,18 +93,18 @@ int64_t blocks_of(int64_t rows) {
 }
 
 int64_t rows_of(const Part& part, int rank) {
-  const auto& [address, rows, columns, dtype, shard_rows, total] = part;
-  if (shard_rows == 0) return rows;
-  return std::min((rank + 1) * shard_rows, total) - std::min(rank * shard_rows, total);
+  if (part.shard_rows == 0) return part.rows;
+  return std::min((rank + 1) * part.shard_rows, part.total) - std::min(rank * part.shard_rows, part.total);
 }
 
 void append_blocks(const Part& part, const Order& order, std::vector<double>& sums) {
-  const auto& [address, rows, columns, name, shard_rows, total] = part;
-  const DType dtype = parse_dtype(name);
-  const auto* data = at_address<const std::byte>(address);
-  for (int64_t row = 0; row < rows; row += kBlockRows)
-    sums.push_back(power_of_block(data + bytes_of(dtype, row * columns), std::min(kBlockRows, rows - row) * columns,
-                                  dtype, order));
+  const auto* data = at_address<const std::byte>(part.address);
+  for (int64_t slice = 0; slice < part.slices; ++slice)
+    for (int64_t row = 0; row < part.rows; row += kBlockRows) {
+      const int64_t first = (slice * part.rows + row) * part.columns;
+      const int64_t count = std::min(kBlockRows, part.rows - row) * part.columns;
+      sums.push_back(power_of_block(data + bytes_of(part.dtype, first), count, part.dtype, order));
+    }
 }
 
 std::vector<double> doubles_of(const std::string& bytes) {
@@ -109,14 +117,14 @@ std::vector<double> doubles_of(const std::string& bytes) {
 std::vector<double> power_sums(const etp::ShardGroup& group, const std::vector<Part>& parts, const Order& order) {
   std::vector<double> shared;
   for (const Part& part : parts)
-    if (std::get<4>(part) != 0) append_blocks(part, order, shared);
+    if (part.shard_rows != 0) append_blocks(part, order, shared);
   std::vector<std::vector<double>> of_ranks(static_cast<size_t>(group.size()));
   std::string blob(reinterpret_cast<const char*>(shared.data()), shared.size() * sizeof(double));
   const std::vector<std::string> blobs = group.impl()->exchange("a norm", std::move(blob));
   for (size_t r = 0; r < of_ranks.size(); ++r) {
     int64_t blocks = 0;
     for (const Part& part : parts)
-      if (std::get<4>(part) != 0) blocks += blocks_of(rows_of(part, static_cast<int>(r)));
+      if (part.shard_rows != 0) blocks += part.slices * blocks_of(rows_of(part, static_cast<int>(r)));
     if (blobs[r].size() != static_cast<size_t>(blocks) * sizeof(double))
       fail(ErrorCode::kMismatch,
            "a norm: {} sent {} bytes for {} blocks of rows: all ranks ask for the same norms"_message,
@@ -127,23 +135,27 @@ std::vector<double> power_sums(const etp::ShardGroup& group, const std::vector<P
   std::vector<size_t> at(of_ranks.size());
   for (const Part& part : parts) {
     double sum = order.nothing();
-    if (std::get<4>(part) == 0) {
+    if (part.shard_rows == 0) {
       std::vector<double> own;
       append_blocks(part, order, own);
       for (const double block : own) sum = order.add(sum, block);
     } else {
-      for (size_t r = 0; r < of_ranks.size(); ++r)
-        for (int64_t i = blocks_of(rows_of(part, static_cast<int>(r))); i > 0; --i)
-          sum = order.add(sum, of_ranks[r][at[r]++]);
+      for (int64_t slice = 0; slice < part.slices; ++slice)
+        for (size_t r = 0; r < of_ranks.size(); ++r)
+          for (int64_t i = blocks_of(rows_of(part, static_cast<int>(r))); i > 0; --i)
+            sum = order.add(sum, of_ranks[r][at[r]++]);
     }
     sums.push_back(sum);
   }
   return sums;
 }
 
-std::vector<double> norms(const etp::ShardGroup& group, const std::vector<Part>& parts, double p, bool together) {
+std::vector<double> norms(const etp::ShardGroup& group, const std::vector<PartTuple>& given, double p, bool together) {
   const nb::gil_scoped_release released;
   const SignalHook hook;
+  std::vector<Part> parts;
+  for (const auto& [address, slices, rows, columns, dtype, shard_rows, total] : given)
+    parts.push_back({address, slices, rows, columns, parse_dtype(dtype), shard_rows, total});
   const Order order{p};
   std::vector<double> found = power_sums(group, parts, order);
   if (together) {
@@ -160,7 +172,8 @@ std::vector<double> norms(const etp::ShardGroup& group, const std::vector<Part>&
 void bind_etp_norms(nb::module_& module) {
   module.def("etp_norms", norms, nb::arg("group"), nb::arg("parts"), nb::arg("order"), nb::arg("together"),
              "Collective: the norm of each part, or of all of them together. A part is (address of this rank's rows, "
-             "rows, elements of a row, dtype, rows of every shard or 0 for what every rank has whole, rows of all).");
+             "slices, rows of each, elements of a row, dtype, rows of every shard or 0 for what every rank has whole, "
+             "rows of all).");
 }
 
 }  // namespace tessera::python

@@ -12,8 +12,10 @@
 #include <cstring>
 #include <utility>
 
+#include "base/fail.h"
 #include "choice.h"
 #include "etp_values.h"
+#include "layout/text_reader.h"
 
 namespace tessera::python {
 namespace {
@@ -81,6 +83,37 @@ WeightId add(Runtime& runtime, const std::string& name, int64_t rows, int64_t co
                       .frozen = frozen});
 }
 
+std::vector<WeightId> add_stack(Runtime& runtime, const std::string& name, int count, int64_t rows, int64_t columns,
+                                const std::string& dtype, const std::string& format,
+                                const std::optional<std::string>& compute,
+                                const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen) {
+  const nb::gil_scoped_release released;
+  return runtime.add_stack({.name = name,
+                            .rows = rows,
+                            .columns = columns,
+                            .dtype = parse_dtype(dtype),
+                            .format = format,
+                            .compute = dtype_named(compute),
+                            .accumulated = dtype_named(accumulated),
+                            .pad_for_alignment = pad_for_alignment,
+                            .frozen = frozen},
+                           count);
+}
+
+// This rank's rows of all of them.
+nb::object stack_shard(const Runtime& runtime, const std::vector<WeightId>& stack) {
+  if (stack.empty()) return nb::none();
+  const etp::WeightSpec spec = runtime.spec(stack.front());
+  std::byte* const block = runtime.shard(stack.front());
+  if (block == nullptr) return nb::none();
+  const int64_t rows = runtime.rows(stack.front()).size();
+  for (size_t i = 0; i < stack.size(); ++i)
+    if (runtime.shard(stack[i]) != block + static_cast<int64_t>(i) * bytes_of(spec.dtype, rows * spec.columns))
+      fail(ErrorCode::kInvalidArgument, "{} is not weight {} of a stack: give what add_stack() returned"_message,
+           tessera::quoted(runtime.spec(stack[i]).name), i);
+  return dlpack_capsule(block, rows * std::ssize(stack), spec.columns, spec.dtype, runtime.shard_keeper(stack.front()));
+}
+
 // This rank's rows; None where it has none. The memory lives as long as a tensor over it.
 nb::object shard(const Runtime& runtime, WeightId weight) {
   const etp::WeightSpec spec = runtime.spec(weight);
@@ -127,7 +160,7 @@ std::pair<nb::object, int64_t> acquire(Runtime& runtime, WeightId weight, const 
 
 using Versions = std::vector<int64_t>;
 
-// The same for a list of experts. `versions`: those that its forward used.
+// The same for a list of experts; of a stack, one capsule over [count * F, K]. `versions`: those that its forward used.
 std::pair<std::vector<nb::object>, Versions> acquire_experts(Runtime& runtime, const std::vector<WeightId>& experts,
                                                              const std::string& phase, int micro_batch,
                                                              bool expects_backward, bool first_micro_batch,
@@ -184,7 +217,7 @@ void bind_steps(nb::class_<Runtime>& bound) {
            nb::sig("def acquire_experts(self, experts: collections.abc.Sequence[int], phase: str, micro_batch: int = "
                    "0, expects_backward: bool = False, first_micro_batch: bool = False, versions: "
                    "collections.abc.Sequence[int] | None = None) -> tuple[list[typing.Any], list[int]]"),
-           "Gathers a list of experts: DLPack capsules over [F, K], and the versions.")
+           "Gathers a list of experts: DLPack capsules over [F, K], or one over all of a stack; and their versions.")
       .def("gradient_buffer", gradient_buffer, nb::arg("weight"), nb::arg("micro_batch") = 0,
            nb::sig("def gradient_buffer(self, weight: int, micro_batch: int = 0) -> tuple[GradientBuffer, typing.Any]"),
            "Room for a gradient, and a DLPack capsule over it.")
@@ -220,6 +253,10 @@ void bind_weights(nb::class_<Runtime>& bound) {
       .def("add", add, nb::arg("name"), nb::arg("rows"), nb::arg("columns"), nb::arg("dtype"), nb::arg("format") = "",
            nb::arg("compute") = nb::none(), nb::arg("accumulated") = nb::none(), nb::arg("pad_for_alignment") = 16,
            nb::arg("frozen") = false)
+      .def("add_stack", add_stack, nb::arg("name"), nb::arg("count"), nb::arg("rows"), nb::arg("columns"),
+           nb::arg("dtype"), nb::arg("format") = "", nb::arg("compute") = nb::none(),
+           nb::arg("accumulated") = nb::none(), nb::arg("pad_for_alignment") = 16, nb::arg("frozen") = false,
+           "Weights NAME[0], NAME[1], ..., which are a list of experts.")
       .def(
           "add_experts", [](Runtime& runtime, const std::vector<WeightId>& experts) { runtime.add_experts(experts); },
           nb::arg("experts"))
@@ -242,6 +279,9 @@ void bind_weights(nb::class_<Runtime>& bound) {
       .def("status", &Runtime::status, nb::arg("weight"))
       .def("shard", shard, nb::arg("weight"), nb::sig("def shard(self, weight: int) -> typing.Any"),
            "A DLPack capsule over this rank's rows; None where it has none.")
+      .def("stack_shard", stack_shard, nb::arg("stack"),
+           nb::sig("def stack_shard(self, stack: collections.abc.Sequence[int]) -> typing.Any"),
+           "A DLPack capsule over this rank's rows of all weights of a stack; None where it has none.")
       .def(
           "set_gradient",
           [](Runtime& runtime, WeightId weight, uintptr_t rows, const std::string& dtype, bool empty) {

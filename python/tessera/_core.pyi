@@ -799,9 +799,9 @@ class ShardGroup:
     @property
     def size(self) -> int: ...
 
-def etp_norms(group: ShardGroup, parts: Sequence[tuple[int, int, int, str, int, int]], order: float, together: bool) -> list[float]:
+def etp_norms(group: ShardGroup, parts: Sequence[tuple[int, int, int, int, str, int, int]], order: float, together: bool) -> list[float]:
     """
-    Collective: the norm of each part, or of all of them together. A part is (address of this rank's rows, rows, elements of a row, dtype, rows of every shard or 0 for what every rank has whole, rows of all).
+    Collective: the norm of each part, or of all of them together. A part is (address of this rank's rows, slices, rows of each, elements of a row, dtype, rows of every shard or 0 for what every rank has whole, rows of all).
     """
 
 class GradientBuffer:
@@ -996,6 +996,9 @@ class EtpRuntime:
 
     def add(self, name: str, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False) -> int: ...
 
+    def add_stack(self, name: str, count: int, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False) -> list[int]:
+        """Weights NAME[0], NAME[1], ..., which are a list of experts."""
+
     def add_experts(self, experts: Sequence[int]) -> None: ...
 
     def add_replicated(self, name: str, elements: int, dtype: str) -> int: ...
@@ -1013,6 +1016,11 @@ class EtpRuntime:
 
     def shard(self, weight: int) -> Any:
         """A DLPack capsule over this rank's rows; None where it has none."""
+
+    def stack_shard(self, stack: Sequence[int]) -> Any:
+        """
+        A DLPack capsule over this rank's rows of all weights of a stack; None where it has none.
+        """
 
     def set_gradient(self, weight: int, rows: int, dtype: str, empty: bool = False) -> None:
         """
@@ -1033,7 +1041,7 @@ class EtpRuntime:
 
     def acquire_experts(self, experts: Sequence[int], phase: str, micro_batch: int = 0, expects_backward: bool = False, first_micro_batch: bool = False, versions: Sequence[int] | None = None) -> tuple[list[Any], list[int]]:
         """
-        Gathers a list of experts: DLPack capsules over [F, K], and the versions.
+        Gathers a list of experts: DLPack capsules over [F, K], or one over all of a stack; and their versions.
         """
 
     def gradient_buffer(self, weight: int, micro_batch: int = 0) -> tuple[GradientBuffer, Any]:

@@ -19,6 +19,10 @@ PrefetchOptions prefetch_options(const RuntimeOptions& options) {
           .cap_bytes = options.cap_bytes};
 }
 
+uint64_t version_of(const Parameter& p) {
+  return (p.first_expert == nullptr ? p : *p.first_expert).publication.version;
+}
+
 }  // namespace
 
 Consumptions::Consumptions(RuntimeContext& context, std::shared_ptr<GatherMemory> memory)
@@ -28,7 +32,7 @@ GatherCost Consumptions::cost_of(const Unit& unit) {
   GatherCost cost;
   cost.chain = unit.chain;
   cost.experts = unit.weights.size() > 1;
-  for (const Parameter* p : unit.weights) {
+  for (const Parameter* p : unit.buffers) {
     if (p->weight.no_gather) continue;
     for (const Plane plane : {Plane::kRow, Plane::kColumn}) {
       if (plane == Plane::kColumn && !p->weight.format.planes().column) continue;
@@ -41,12 +45,17 @@ GatherCost Consumptions::cost_of(const Unit& unit) {
 
 void Consumptions::add(Parameter& p) {
   TESSERA_CHECK_EQ(unit_of_weight_.size(), static_cast<size_t>(p.weight.id));
-  units_.push_back({.weights = {&p}, .chain = p.weight.chain});
+  units_.push_back({.weights = {&p}, .buffers = {&p}, .chain = p.weight.chain});
   unit_of_weight_.push_back(predictor_.add(cost_of(units_.back())));
 }
 
-void Consumptions::add_experts(std::span<Parameter* const> experts) {
-  units_.push_back({.weights = {experts.begin(), experts.end()}, .chain = experts.front()->weight.chain});
+void Consumptions::add_experts(std::span<Parameter* const> experts, Parameter* whole) {
+  Unit unit{.weights = {experts.begin(), experts.end()}, .buffers = {}, .chain = experts.front()->weight.chain};
+  if (whole == nullptr)
+    unit.buffers = unit.weights;
+  else
+    unit.buffers = {whole};
+  units_.push_back(std::move(unit));
   unit_of_experts_.push_back(predictor_.add(cost_of(units_.back())));
 }
 
@@ -55,6 +64,7 @@ void Consumptions::rebuild() {
   std::vector<GatherCost> costs;
   for (Unit& unit : units_) {
     unit.chain = unit.weights.front()->weight.chain;
+    for (Parameter* p : unit.buffers) p->weight.chain = unit.chain;
     costs.push_back(cost_of(unit));
   }
   predictor_ = Predictor(prefetch_options(context_.options), std::move(costs));
@@ -74,7 +84,11 @@ uint32_t Consumptions::unit_of(std::span<Parameter* const> weights) const {
 }
 
 Stamp Consumptions::stamp_of(const Parameter& p, Plane plane) const {
-  return {.weight = p.weight.id, .version = p.publication.version, .plane = plane, .dtype = p.weight.compute};
+  return {.weight = p.weight.id,
+          .version = version_of(p),
+          .plane = plane,
+          .dtype = p.weight.compute,
+          .stack = p.first_expert != nullptr};
 }
 
 uint32_t Consumptions::take_buffer(const Parameter& p, Plane plane, device::Stream& stream, StateStep step,
@@ -107,16 +121,21 @@ collective::GatherPart Consumptions::part_of(const Parameter& p, Plane plane, st
 void Consumptions::gather(Unit& unit, Plane plane, device::Stream& stream, StateStep step,
                           std::vector<uint32_t>& slots) {
   if (slots.empty()) {
-    memory_->make_room(unit.weights, plane);
-    for (const Parameter* p : unit.weights) slots.push_back(take_buffer(*p, plane, stream, step, std::nullopt));
+    memory_->make_room(unit.buffers, plane);
+    for (const Parameter* p : unit.buffers) slots.push_back(take_buffer(*p, plane, stream, step, std::nullopt));
   } else {
-    for (size_t i = 0; i < slots.size(); ++i) take_buffer(*unit.weights[i], plane, stream, step, slots[i]);
+    for (size_t i = 0; i < slots.size(); ++i) take_buffer(*unit.buffers[i], plane, stream, step, slots[i]);
   }
   if (unit.weights.size() > 1) {
     std::vector<collective::GatherPart> parts;
     parts.reserve(unit.weights.size());
-    for (size_t i = 0; i < unit.weights.size(); ++i)
-      parts.push_back(part_of(*unit.weights[i], plane, addresses_[slots[i]]));
+    std::byte* next = addresses_[slots.front()];  // of a stack
+    for (size_t i = 0; i < unit.weights.size(); ++i) {
+      const ShardedWeight& w = unit.weights[i]->weight;
+      const bool stacked = unit.buffers.size() < unit.weights.size();
+      parts.push_back(part_of(*unit.weights[i], plane, stacked ? next : addresses_[slots[i]]));
+      next += bytes_of(w.compute, w.spec.rows * w.columns());
+    }
     collective::gather(context_.group, stream, parts);
     return;
   }
@@ -260,7 +279,7 @@ void Consumptions::use_in_place(Parameter& p, FullWeight& out) {
   out.dtype_ = p.weight.compute;
   out.rows_ = p.weight.spec.rows;
   out.columns_ = p.weight.columns();
-  out.version_ = static_cast<int64_t>(p.publication.version);
+  out.version_ = static_cast<int64_t>(version_of(p));
 }
 
 FullWeight Consumptions::full_weight(const Parameter& p, uint32_t slot, const std::byte* data) const {
@@ -271,7 +290,7 @@ FullWeight Consumptions::full_weight(const Parameter& p, uint32_t slot, const st
   full.dtype_ = p.weight.compute;
   full.rows_ = p.weight.spec.rows;
   full.columns_ = p.weight.columns();
-  full.version_ = static_cast<int64_t>(p.publication.version);
+  full.version_ = static_cast<int64_t>(version_of(p));
   return full;
 }
 
@@ -325,9 +344,9 @@ void Consumptions::acquire(std::span<Parameter* const> weights, Phase phase, con
   unit.used = true;
   ++context_.counters.consumptions;
   if (unit.weights.front()->weight.no_gather) {
-    for (size_t i = 0; i < weights.size(); ++i) {
-      note_use_in_place(*weights[i]);
-      use_in_place(*weights[i], out[i]);
+    for (size_t i = 0; i < unit.buffers.size(); ++i) {
+      note_use_in_place(*unit.buffers[i]);
+      use_in_place(*unit.buffers[i], out[i]);
     }
     return;
   }
@@ -357,10 +376,11 @@ void Consumptions::acquire(std::span<Parameter* const> weights, Phase phase, con
   }
   refused_ = before.refused;
   note_exposure(exposure, index, plane);
-  for (size_t i = 0; i < weights.size(); ++i) {
+  for (size_t i = 0; i < unit.buffers.size(); ++i) {
+    const Parameter& p = *unit.buffers[i];
     const uint32_t slot = gathered.slots[i];
-    out[i] = full_weight(*weights[i], slot, addresses_[slot]);
-    memory_->check_stamp(slot, stamp_of(*weights[i], plane), weights[i]->name());
+    out[i] = full_weight(p, slot, addresses_[slot]);
+    memory_->check_stamp(slot, stamp_of(p, plane), p.name());
     memory_->note_use(slot);
   }
   keep_list(std::move(gathered.slots));

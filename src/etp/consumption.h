@@ -23,13 +23,15 @@ class Consumptions {
  public:
   Consumptions(RuntimeContext& context, std::shared_ptr<GatherMemory> memory);
 
-  // Something that is used as one: a weight, or a list of experts.
+  // Something that is used as one: a weight, or a list of experts. `whole`: what has a buffer for all of them; null:
+  // each has its own.
   void add(Parameter& parameter);
-  void add_experts(std::span<Parameter* const> experts);
+  void add_experts(std::span<Parameter* const> experts, Parameter* whole);
   // Chains have changed: what was learnt is forgotten.
   void rebuild();
 
-  // Fills `out`, one for each of `weights`: one weight, or all of a list of experts.
+  // Fills `out`, one for each of `weights`: one weight, or all of a list of experts; of a stack the first of `out`
+  // only.
   void acquire(std::span<Parameter* const> weights, Phase phase, const Use& use, std::span<FullWeight> out);
 
   // Captures (captured_uses.cc) ----
@@ -81,6 +83,7 @@ class Consumptions {
 
   struct Unit {
     std::vector<Parameter*> weights;
+    std::vector<Parameter*> buffers;  // what is gathered into one each: the weights, or what stands for their stack
     Chain chain = Chain::kUngraphed;
     bool used = false;
     std::vector<ReadyGather> ready{};
@@ -129,7 +132,7 @@ class Consumptions {
   ExposureCause cause_of(const PredictorCounters& before) const;
   int reach(const Unit& unit) const { return predictor_.options().reach(unit.weights.size() > 1); }
   // The slots of a captured use.
-  void reserve(std::span<Parameter* const> weights, std::span<FullWeight> out, CapturedUse& use, CapturedPart& part);
+  void reserve(std::span<FullWeight> out, CapturedUse& use, CapturedPart& part);
   void give_up_prefetches(Chain chain);
   void put_back_released(CapturedPart& part, size_t before);
   // Gathers what comes next in a replay, as far as distance and free buffers go.

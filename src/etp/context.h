@@ -50,8 +50,9 @@ struct RuntimeContext {
   SideStreams streams;
   RuntimeReport counters{};  // only what counts events
   std::vector<std::unique_ptr<Parameter>> parameters{};
-  std::vector<std::vector<Parameter*>> experts{};  // list n of experts is experts[n - 1]
-  uint64_t interval = 0;                           // drains so far
+  std::vector<std::vector<Parameter*>> experts{};    // list n of experts is experts[n - 1]
+  std::vector<std::unique_ptr<Parameter>> stacks{};  // what stands for stacks: whole_of()
+  uint64_t interval = 0;                             // drains so far
   uint64_t updates = 0;
   GraphScope scope{};     // of weights that are added
   uint32_t captures = 0;  // that live

@@ -27,7 +27,7 @@ BufferKey buffer_key(const Parameter& p, Plane used) {
   const bool decodes = weight.format.quantised() || weight.format.dtype() != weight.compute;
   BufferKey key = gather_key(weight.sharding.padded, weight.columns(), weight.format, used,
                              decodes ? std::optional(weight.compute) : std::nullopt);
-  key.expert = p.experts == 0 ? -1 : static_cast<int32_t>(p.expert_index);
+  key.expert = p.experts == 0 || p.in_stack ? -1 : static_cast<int32_t>(p.expert_index);
   key.chain = weight.chain;
   return key;
 }
@@ -107,9 +107,10 @@ bool GatherMemory::fits_capture(std::span<Parameter* const> weights, Plane used)
   return cache_.fits_capture(keys);
 }
 
-std::vector<BufferTicket>& GatherMemory::idle_tickets(WeightId weight, Plane used) {
-  if (idle_tickets_.size() <= weight) idle_tickets_.resize(weight + 1);
-  return idle_tickets_[weight].at(static_cast<size_t>(used));
+std::vector<BufferTicket>& GatherMemory::idle_tickets(WeightId weight, bool stack, Plane used) {
+  auto& idle = idle_tickets_.at(stack ? 1 : 0);
+  if (idle.size() <= weight) idle.resize(weight + 1);
+  return idle[weight].at(static_cast<size_t>(used));
 }
 
 std::vector<uint32_t>& GatherMemory::idle_slots() {
@@ -121,7 +122,7 @@ std::vector<uint32_t>& GatherMemory::idle_slots() {
 }
 
 std::vector<BufferTicket>& GatherMemory::idle_tickets(const Parameter& p, Plane used) {
-  std::vector<BufferTicket>& idle = idle_tickets(p.weight.id, used);
+  std::vector<BufferTicket>& idle = idle_tickets(p.weight.id, p.first_expert != nullptr, used);
   if (idle.empty()) idle.push_back(cache_.reserve(buffer_key(p, used), p.name()));
   return idle;
 }
@@ -201,7 +202,7 @@ void GatherMemory::give(uint32_t index, LastReader last) {
   Slot& slot = slots_[index];
   cache_.release(slot.ticket, std::move(last));
   if (slot.reserved) return;
-  idle_tickets(slot.stamp.weight, slot.stamp.plane).push_back(slot.ticket);
+  idle_tickets(slot.stamp.weight, slot.stamp.stack, slot.stamp.plane).push_back(slot.ticket);
   idle_slots_.push_back(index);
 }
 
@@ -288,7 +289,11 @@ GatherMemory::Reserved GatherMemory::reserve(const Parameter& p, Plane used) {
   slots_[index] = {.ticket = ticket,
                    .data = lent.memory,
                    .bytes = lent.bytes,
-                   .stamp = {.weight = p.weight.id, .version = 0, .plane = used, .dtype = p.weight.compute},
+                   .stamp = {.weight = p.weight.id,
+                             .version = 0,
+                             .plane = used,
+                             .dtype = p.weight.compute,
+                             .stack = p.first_expert != nullptr},
                    .weight = p.name(),
                    .reserved = true};
   slots_[index].state.apply(StateStep::kRunNow, p.name(), "acquire");
@@ -317,7 +322,7 @@ void GatherMemory::forget(uint32_t index) {
   Slot& slot = slots_[index];
   cache_.uncapture(slot.ticket);
   if (cache_.holds(slot.ticket)) cache_.put_back(slot.ticket);
-  idle_tickets(slot.stamp.weight, slot.stamp.plane).push_back(slot.ticket);
+  idle_tickets(slot.stamp.weight, slot.stamp.stack, slot.stamp.plane).push_back(slot.ticket);
   slot.forgotten = slot.state.state() != WeightState::kNone;
   if (!slot.forgotten) idle_slots_.push_back(index);
 }

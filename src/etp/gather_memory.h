@@ -30,6 +30,7 @@ struct Stamp {
   uint64_t version = 0;
   Plane plane = Plane::kRow;
   DType dtype = DType::kF32;
+  bool stack = false;  // all of the stack that begins with the weight
   bool operator==(const Stamp&) const = default;
 };
 
@@ -139,8 +140,8 @@ class GatherMemory {
       REQUIRES(mutex_);
   // Never empty; who takes the last one pops it.
   std::vector<uint32_t>& idle_slots() REQUIRES(mutex_);
-  // Of each weight, by plane, the tickets that hold nothing: a steady state reserves none.
-  std::vector<BufferTicket>& idle_tickets(WeightId weight, Plane used) REQUIRES(mutex_);
+  // Of each weight or stack, by plane, the tickets that hold nothing: a steady state reserves none.
+  std::vector<BufferTicket>& idle_tickets(WeightId weight, bool stack, Plane used) REQUIRES(mutex_);
   // Likewise, with one at least.
   std::vector<BufferTicket>& idle_tickets(const Parameter& parameter, Plane used) REQUIRES(mutex_);
   void give(uint32_t slot, LastReader last) REQUIRES(mutex_);
@@ -160,7 +161,7 @@ class GatherMemory {
   std::function<void(uint32_t slot)> captured_release_ GUARDED_BY(mutex_);  // empty: no capture
   device::Event before_capture_ GUARDED_BY(mutex_);
   std::exception_ptr failure_ GUARDED_BY(mutex_);  // of a release()
-  std::vector<std::array<std::vector<BufferTicket>, 2>> idle_tickets_ GUARDED_BY(mutex_);
+  std::array<std::vector<std::array<std::vector<BufferTicket>, 2>>, 2> idle_tickets_ GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera::etp

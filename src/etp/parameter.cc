@@ -151,6 +151,32 @@ OwnerMemory owner_memory(collective::Group& group, int rank, const Parameter& p,
   return owner;
 }
 
+// Keeps the block that the shards of a stack are parts of.
+class PartOfBlock final : public device::Buffer::Memory {
+ public:
+  explicit PartOfBlock(std::shared_ptr<device::Buffer> block) : block_(std::move(block)) {}
+
+ private:
+  std::shared_ptr<device::Buffer> block_;
+};
+
+std::unique_ptr<Parameter> make_parameter(ShardedWeight weight, device::Buffer shard, device::Device& device) {
+  auto p = std::make_unique<Parameter>();
+  p->weight = std::move(weight);
+  p->shard = std::make_shared<device::Buffer>(std::move(shard));
+  p->gradient.dtype = p->weight.accumulated;
+  const ShardedWeight& w = p->weight;
+  for (const Plane plane : {Plane::kRow, Plane::kColumn})
+    p->wire_bytes[static_cast<size_t>(plane)] = w.format.wire_bytes(w.format.gathered(plane), w.spec.rows, w.columns());
+  if (w.rows.empty() || w.in_place) return p;
+  if (w.format.quantised())
+    p->publication.layout = quantized_layout(w.format.spec(), w.format.planes(), 1, w.rows.size(), w.columns());
+  p->publication.planes =
+      device.allocate(device::BufferKind::kShared, static_cast<size_t>(shown_bytes(w, w.rows.size())),
+                      fmt::format("published {}", w.name()));
+  return p;
+}
+
 }  // namespace
 
 MatrixView Parameter::source() const {
@@ -193,26 +219,44 @@ ShardedWeight shard_weight(WeightId id, const WeightSpec& spec, int rank, int sh
 }
 
 std::unique_ptr<Parameter> make_parameter(ShardedWeight weight, device::Device& device) {
-  auto p = std::make_unique<Parameter>();
-  p->weight = std::move(weight);
-  p->shard = std::make_shared<device::Buffer>();
-  p->gradient.dtype = p->weight.accumulated;
-  const ShardedWeight& w = p->weight;
-  for (const Plane plane : {Plane::kRow, Plane::kColumn})
-    p->wire_bytes[static_cast<size_t>(plane)] = w.format.wire_bytes(w.format.gathered(plane), w.spec.rows, w.columns());
-  if (p->weight.rows.empty()) return p;
-  if (!w.spec.native) {
-    const auto bytes = static_cast<size_t>(bytes_of(w.spec.dtype, w.elements()));
-    *p->shard = device.allocate(device::BufferKind::kShared, bytes, fmt::format("shard {}", w.name()));
+  const auto bytes = static_cast<size_t>(bytes_of(weight.spec.dtype, weight.elements()));
+  device::Buffer shard;
+  if (bytes > 0 && !weight.spec.native)
+    shard = device.allocate(device::BufferKind::kShared, bytes, fmt::format("shard {}", weight.name()));
+  return make_parameter(std::move(weight), std::move(shard), device);
+}
+
+std::vector<std::unique_ptr<Parameter>> make_stack(std::vector<ShardedWeight> weights, device::Device& device) {
+  const ShardedWeight& first = weights.front();
+  const auto bytes = static_cast<size_t>(bytes_of(first.spec.dtype, first.elements()));
+  auto block = std::make_shared<device::Buffer>();
+  if (bytes > 0)
+    *block = device.allocate(device::BufferKind::kShared, bytes * weights.size(),
+                             fmt::format("shards {} and on", first.name()));
+  std::vector<std::unique_ptr<Parameter>> made;
+  for (ShardedWeight& weight : weights) {
+    device::Buffer shard;
+    if (bytes > 0)
+      shard = {block->data() + bytes * made.size(), bytes, device::BufferKind::kShared,
+               std::make_unique<PartOfBlock>(block)};
+    made.push_back(make_parameter(std::move(weight), std::move(shard), device));
+    made.back()->in_stack = true;
   }
-  if (!w.in_place) {
-    if (w.format.quantised())
-      p->publication.layout = quantized_layout(w.format.spec(), w.format.planes(), 1, w.rows.size(), w.columns());
-    p->publication.planes =
-        device.allocate(device::BufferKind::kShared, static_cast<size_t>(shown_bytes(w, w.rows.size())),
-                        fmt::format("published {}", w.name()));
-  }
-  return p;
+  return made;
+}
+
+std::unique_ptr<Parameter> whole_of(std::span<Parameter* const> stack) {
+  const Parameter& first = *stack.front();
+  const auto count = static_cast<int64_t>(stack.size());
+  auto whole = std::make_unique<Parameter>();
+  whole->weight = first.weight;
+  whole->weight.spec.rows *= count;
+  whole->weight.sharding.padded += (count - 1) * first.weight.spec.rows;
+  whole->shard = std::make_shared<device::Buffer>(first.shard->data(), first.shard->bytes() * stack.size(),
+                                                  first.shard->kind(), std::make_unique<PartOfBlock>(first.shard));
+  for (size_t i = 0; i < whole->wire_bytes.size(); ++i) whole->wire_bytes[i] = first.wire_bytes[i] * count;
+  whole->first_expert = &first;
+  return whole;
 }
 
 void* gradient_rows(Parameter& p, device::Device& device) {

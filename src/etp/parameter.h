@@ -84,6 +84,10 @@ struct Parameter {
   bool started = false;                 // peers know it
   uint32_t experts = 0;                 // its list of experts, from 1; 0: none
   uint32_t expert_index = 0;
+  bool in_stack = false;  // it is used by itself, too, and any buffer of its shape is as good as another
+  // Of what stands for a stack where all of it is gathered into one buffer, [count * F, K]: the first expert, whose id
+  // and version it has. It is no weight by itself.
+  const Parameter* first_expert = nullptr;
 
   const std::string& name() const { return weight.name(); }
   // What is published: the shard's rows, or the master's.
@@ -94,6 +98,11 @@ struct Parameter {
 
 // With its shard, zeroed, and its publication buffer.
 std::unique_ptr<Parameter> make_parameter(ShardedWeight weight, device::Device& device);
+
+// The same of weights that differ in name and number only; the shards are parts of one block, one behind the other.
+std::vector<std::unique_ptr<Parameter>> make_stack(std::vector<ShardedWeight> weights, device::Device& device);
+// What stands for all of them. They must outlive it.
+std::unique_ptr<Parameter> whole_of(std::span<Parameter* const> stack);
 
 // Where the runtime adds the weight's gradient; made, zeroed, at the first call.
 void* gradient_rows(Parameter& parameter, device::Device& device);

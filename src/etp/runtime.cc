@@ -79,7 +79,12 @@ WeightId Runtime::add(const WeightSpec& spec) {
 
 void Runtime::add_experts(std::span<const WeightId> experts) {
   const RuntimeImpl::Call call(*impl_, "add_experts()");
-  impl_->add_experts(experts);
+  impl_->add_experts(experts, false);
+}
+
+std::vector<WeightId> Runtime::add_stack(const WeightSpec& spec, int count) {
+  const RuntimeImpl::Call call(*impl_, "add_stack()");
+  return impl_->add_stack(spec, count);
 }
 
 uint32_t Runtime::add_replicated(const std::string& name, int64_t elements, DType dtype) {
@@ -175,6 +180,7 @@ std::vector<FullWeight> Runtime::acquire(std::span<const WeightId> experts, Phas
   const RuntimeImpl::Call call(*impl_);
   std::vector<FullWeight> full(experts.size());
   impl_->acquire(experts, phase, use, full);
+  std::erase_if(full, [](const FullWeight& each) { return !each; });
   return full;
 }
 

@@ -122,17 +122,46 @@ void RuntimeImpl::close() {
 
 // Weights -------------------------------------------------------------------------------------------------------------
 
-WeightId RuntimeImpl::add(const WeightSpec& spec) {
-  const auto id = static_cast<WeightId>(context_.parameters.size());
-  if (id >= context_.group.slots())
+void RuntimeImpl::require_slots(const std::string& name, size_t count) const {
+  const size_t last = context_.parameters.size() + count;
+  if (last > context_.group.slots())
     fail(ErrorCode::kResourceExhausted,
          "{} is weight {}, and the group has room for {}: raise ShardGroup::Options::slots"_message,
-         tessera::quoted(spec.name), id + 1, context_.group.slots());
-  auto p = make_parameter(shard_weight(id, spec, context_.rank(), context_.shards(), context_.scope), context_.device);
-  context_.parameters.push_back(std::move(p));
+         tessera::quoted(name), last, context_.group.slots());
+}
+
+WeightId RuntimeImpl::add(const WeightSpec& spec) {
+  require_slots(spec.name, 1);
+  const auto id = static_cast<WeightId>(context_.parameters.size());
+  return add(
+      make_parameter(shard_weight(id, spec, context_.rank(), context_.shards(), context_.scope), context_.device));
+}
+
+WeightId RuntimeImpl::add(std::unique_ptr<Parameter> parameter) {
+  context_.parameters.push_back(std::move(parameter));
   consumptions_.add(*context_.parameters.back());
   gradients_.add(*context_.parameters.back());
-  return id;
+  return context_.parameters.back()->weight.id;
+}
+
+std::vector<WeightId> RuntimeImpl::add_stack(const WeightSpec& spec, int count) {
+  if (count < 2) fail(ErrorCode::kInvalidArgument, "a list of experts has at least two weights"_message);
+  if (spec.native)
+    fail(ErrorCode::kInvalidArgument, "{} is a stack of experts, which cannot be native: add() each"_message,
+         tessera::quoted(spec.name));
+  require_slots(spec.name, static_cast<size_t>(count));
+  std::vector<ShardedWeight> experts;
+  for (int i = 0; i < count; ++i) {
+    WeightSpec expert = spec;
+    expert.name = fmt::format("{}[{}]", spec.name, i);
+    const auto id = static_cast<WeightId>(context_.parameters.size() + experts.size());
+    experts.push_back(shard_weight(id, expert, context_.rank(), context_.shards(), context_.scope));
+  }
+  std::vector<WeightId> ids;
+  for (std::unique_ptr<Parameter>& p : make_stack(std::move(experts), context_.device))
+    ids.push_back(add(std::move(p)));
+  add_experts(ids, true);
+  return ids;
 }
 
 std::vector<Parameter*> RuntimeImpl::list_of(std::span<const WeightId> weights) const {
@@ -141,7 +170,7 @@ std::vector<Parameter*> RuntimeImpl::list_of(std::span<const WeightId> weights) 
   return list;
 }
 
-void RuntimeImpl::add_experts(std::span<const WeightId> experts) {
+void RuntimeImpl::add_experts(std::span<const WeightId> experts, bool stacked) {
   const std::vector<Parameter*> list = list_of(experts);
   if (list.size() < 2) fail(ErrorCode::kInvalidArgument, "a list of experts has at least two weights"_message);
   const WeightSpec& first = list.front()->weight.spec;
@@ -160,7 +189,8 @@ void RuntimeImpl::add_experts(std::span<const WeightId> experts) {
     list[i]->experts = static_cast<uint32_t>(context_.experts.size());
     list[i]->expert_index = static_cast<uint32_t>(i);
   }
-  consumptions_.add_experts(list);
+  if (stacked) context_.stacks.push_back(whole_of(list));
+  consumptions_.add_experts(list, stacked ? context_.stacks.back().get() : nullptr);
 }
 
 void RuntimeImpl::agree_on_options() {

@@ -50,7 +50,8 @@ class RuntimeImpl {
 
   // Weights: runtime.cc
   WeightId add(const WeightSpec& spec) REQUIRES(mutex_);
-  void add_experts(std::span<const WeightId> experts) REQUIRES(mutex_);
+  void add_experts(std::span<const WeightId> experts, bool stacked) REQUIRES(mutex_);
+  std::vector<WeightId> add_stack(const WeightSpec& spec, int count) REQUIRES(mutex_);
   void start() REQUIRES(mutex_);
   void set_master(WeightId weight, const void* rows, DType dtype) REQUIRES(mutex_);
   void set_gradient(WeightId weight, void* rows, DType dtype, bool empty) REQUIRES(mutex_);
@@ -104,6 +105,9 @@ class RuntimeImpl {
 
  private:
   void await_compute() REQUIRES(mutex_);
+  // Throws Error(kResourceExhausted) unless the group has room for `count` weights more.
+  void require_slots(const std::string& name, size_t count) const REQUIRES(mutex_);
+  WeightId add(std::unique_ptr<Parameter> parameter) REQUIRES(mutex_);
   void agree_on_options() REQUIRES(mutex_);
   void capture_use(std::span<Parameter* const> weights, Phase phase, const Use& use, std::span<FullWeight> out)
       REQUIRES(mutex_);

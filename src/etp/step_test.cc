@@ -293,6 +293,36 @@ TEST(StepTest, TheFirstStepKeepsToTheForecast) {
   });
 }
 
+TEST(StepTest, ShardsOfAStackAreOneBlockAndItsWeightsAreGatheredAloneOrAsAList) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, {.prefetch = PrefetchMode::kOff});
+    const std::vector<WeightId> stack = runtime.add_stack({.name = "experts.up", .rows = 40, .columns = 3}, 3);
+    ASSERT_EQ(stack.size(), 3U);
+    EXPECT_EQ(runtime.spec(stack[2]).name, "experts.up[2]");
+    const auto bytes = runtime.rows(stack[0]).size() * 3 * 4;
+    for (size_t i = 0; i < stack.size(); ++i) {
+      EXPECT_EQ(runtime.shard(stack[i]), runtime.shard(stack[0]) + static_cast<int64_t>(i) * bytes);
+      fill_shard(runtime, stack[i], 1);
+    }
+    runtime.start();
+    EXPECT_EQ(wrong_elements(runtime.acquire(stack[1], Phase::kForward), stack[1], 1), 0);
+    EXPECT_EQ(runtime.report().bytes_gathered, 40 * 3 * 4);
+    const std::vector<FullWeight> all = runtime.acquire(stack, Phase::kForward);
+    ASSERT_EQ(all.size(), 1U);
+    ASSERT_EQ(all[0].rows(), 3 * 40);
+    EXPECT_EQ(all[0].version(), 1);
+    EXPECT_EQ(runtime.report().bytes_gathered, 4 * 40 * 3 * 4);
+    const auto* element = static_cast<const float*>(all[0].data());
+    for (const WeightId expert : stack)
+      for (int64_t row = 0; row < 40; ++row)
+        for (int64_t column = 0; column < 3; ++column)
+          ASSERT_EQ(*element++, weight_value(expert, row, column, 1)) << expert << ", row " << row;
+    EXPECT_EQ(runtime.status(stack[2]).expert, 2U);
+    EXPECT_THAT(error_of([&] { runtime.add_stack({.name = "one", .rows = 40, .columns = 3}, 1); }),
+                HasSubstr("at least two weights"));
+  });
+}
+
 TEST(StepTest, WhoProducesInAnotherOrderInTheFirstStepWaitsForNobody) {
   run_ranks(2, [](ShardGroup group) {
     const int rank = group.rank();

@@ -12,6 +12,7 @@ from .._errors import MismatchError
 from ._config import config
 from ._group import Group
 from ._model import ShardedModel
+from ._weights.stack import Stack
 from ._weights.weight import Weight, dtype_name
 
 _PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -55,9 +56,34 @@ def add_weight(
         config.pad_for_alignment,
         not full.requires_grad,
     )
-    weight = Weight(model, number, name, full, matrix, format, computed)
+    weight = Weight(model, [number], name, full, matrix, format, computed)
     model.weights.append(weight)
     return weight
+
+
+def add_stack(
+    model: ShardedModel,
+    name: str,
+    full: torch.nn.Parameter,
+    format: str,
+    compute_dtype: torch.dtype | None,
+    publish: str,
+) -> Stack:
+    """The same of experts [E, F, K], which are E weights."""
+    computed = (compute_dtype if format else None) or _PLAIN.get(format, full.dtype)
+    numbers = model.runtime.add_stack(
+        name,
+        *full.shape,
+        dtype_name(full.dtype),
+        format,
+        dtype_name(computed),
+        "bf16" if full.dtype == torch.bfloat16 else "f32",
+        config.pad_for_alignment,
+        not full.requires_grad,
+    )
+    stack = Stack(model, numbers, name, full, format, computed, publish == "first_use" and bool(format))
+    model.weights.append(stack)
+    return stack
 
 
 def require_same(group: Group, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:

@@ -306,10 +306,10 @@ class ShardedModel(Closing):
                 raise
             finally:
                 for weight in self.weights:
-                    weight.after_drain(weight.number in added)
+                    weight.after_drain(added)
                 changed = [each for each in self.replicated if each.take()]
         for weight in self.weights:
-            if weight.hooks.entries and weight.number in added:
+            if weight.hooks.entries and weight.is_among(added):
                 weight.hooks.call(weight.parameter)
         for replicated in changed:
             replicated.hooks.call(replicated.parameter)
@@ -339,7 +339,7 @@ class ShardedModel(Closing):
                 weight.require_in_place()
 
         def meeting() -> list[tuple[int, int, int]]:
-            self.runtime.begin_update([weight.number for weight in updated])
+            self.runtime.begin_update([number for weight in updated for number in weight.numbers])
             self.updating = True
             return self.runtime.added()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from .._errors import AlreadyExistsError, InvalidArgumentError
 from ._autograd.modules import Constructed, put, sharded_class, unsharded_class
 from ._compile import leave_out_of_graphs
 from ._group import Group
-from ._making import add_weight, digest_of, make_runtime, require_same, require_same_digests
+from ._making import add_stack, add_weight, digest_of, make_runtime, require_same, require_same_digests
 from ._meta import Init, is_on_meta, materialise
 from ._model import ShardedModel
 from ._optim.norms import typed
@@ -22,7 +23,7 @@ from ._refusals import require_shardable
 from ._views import logical, models_of, places_of
 from ._weights.parameter import ShardedParameter
 from ._weights.replicated import Replicated
-from ._weights.weight import can_shard, dtype_name
+from ._weights.weight import Weight, can_shard, dtype_name
 from ._wrappers import leave_out_of_ddp, put_back_into_ddp, watch_wrappers
 
 Filter = Callable[[str, torch.nn.Parameter], bool]
@@ -42,11 +43,13 @@ def shard_module_(
     *,
     nonfinite: str = "error",
     init: Init | None = None,
+    stacks: Filter | None = None,
 ) -> torch.nn.Module:
     """Cuts the model's matrices along dim 0 over the ranks of a group, in place, and returns it.
 
     Weights are gathered by the operations that use them, in modules of any class; a weight that several of them share
-    stays one. [E, F, K] is cut as E * F rows, a convolution's weight by its first dim. Every other
+    stays one. Experts [E, F, K] are E weights, each gathered where it is used. A convolution's weight is cut by its
+    first dim, others of more than two dims as matrices of their last one. Every other
     parameter stays whole on every rank; its gradients are added over the group. Call it on every rank with the same
     weights, before the optimiser is made and before the model is compiled. Collective.
 
@@ -74,6 +77,8 @@ def shard_module_(
             train on different tokens. Gradients are reduced over both, in the order (dp, group) of ranks.
         nonfinite: "error" refuses to quantise NaN and infinity, "propagate" does it by the format's rules.
         init: Called with each module that has parameters or buffers on the meta device, to fill these.
+        stacks: Called with name and parameter of those of three dims: whether they are experts. None: those of two
+            slices or more are, in modules of other classes than torch.nn's.
     """
     if not isinstance(group, Group):
         raise InvalidArgumentError(f"shard_module_: group {group!r}: give what etp.init_group() returns")
@@ -108,7 +113,8 @@ def shard_module_(
             core = group.of_model() if dp is None or dp.size == 1 else group.with_replicas(dp)
             runtime = make_runtime(core, reduction, publish, nonfinite, replicas)
             sharded = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / ranks)
-        _take(model, groups, sharded, named, chosen, compute_dtype, init)
+        cut = _Cut(sharded, _places(model), compute_dtype, publish, stacks)
+        _take(model, groups, cut, named, chosen, init)
     if sharded is not None:
         sharded.runtime.start()
         sharded.watch(model)
@@ -125,14 +131,13 @@ def shard_module_(
 def _take(
     model: torch.nn.Module,
     groups: Sequence[Group],
-    sharded: ShardedModel | None,
+    cut: _Cut,
     named: list[tuple[str, torch.nn.Parameter]],
     chosen: dict[str, str],
-    compute_dtype: torch.dtype | None,
     init: Init | None,
 ) -> None:
     """Cuts what is chosen, and notes what stays whole."""
-    places = _places(model)
+    sharded = cut.sharded
     names = {id(each): name for name, each in named}
     digests: dict[str, bytes] = {}
 
@@ -141,9 +146,9 @@ def _take(
         if name is not None and old.is_meta:
             digests[name] = digest_of(name, full)
         if sharded is not None and name is not None and name in chosen:
-            _cut(sharded, name, full, chosen[name], compute_dtype, places[id(old)])
+            cut.take(sharded, name, full, chosen[name], cut.places[id(old)])
             return
-        for module, place in places[id(old)] if old is not full else ():
+        for module, place in cut.places[id(old)] if old is not full else ():
             put(module, place, full)
         if name is not None and sharded is not None and math.prod(each.size for each in groups) > 1:
             number = sharded.runtime.add_replicated(name, full.numel(), dtype_name(full.dtype))
@@ -182,12 +187,12 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
     full = {}
     for weight in sharded.weights:
         old = weight.parameter
-        full[weight.number] = torch.nn.Parameter(logical(old), requires_grad=old.requires_grad)
-        full[weight.number].grad = None if old.grad is None else logical(old.grad)
+        full[weight] = torch.nn.Parameter(logical(old), requires_grad=old.requires_grad)
+        full[weight].grad = None if old.grad is None else logical(old.grad)
     for module, name, parameter in own:
         if parameter.etp.model is not sharded:
             continue  # a layer's that was constructed sharded
-        put(module, name, full[parameter.etp.number])
+        put(module, name, full[parameter.etp])
         module.__class__ = unsharded_class(type(module))
     sharded.unwatch()
     put_back_into_ddp(model)
@@ -248,27 +253,41 @@ def _places(model: torch.nn.Module) -> dict[int, list[Place]]:
 
 
 def _matrix(shape: torch.Size, places: list[Place]) -> torch.Size:
-    """What is cut along dim 0: an output's weights are a row, and experts [E, F, K] are E * F of them."""
+    """What is cut along dim 0: an output's weights are a row."""
     convolves = any(isinstance(module, torch.nn.modules.conv._ConvNd) for module, _ in places)
     columns = math.prod(shape[1:]) if convolves else shape[-1]
     return torch.Size((math.prod(shape) // columns, columns))
 
 
-def _cut(
-    sharded: ShardedModel,
-    name: str,
-    full: torch.nn.Parameter,
-    format: str,
-    compute_dtype: torch.dtype | None,
-    places: list[Place],
-) -> None:
-    matrix = _matrix(full.shape, places)
-    weight = add_weight(sharded, name, full, matrix, format, compute_dtype)
-    parameter = weight.parameter
-    if full.grad is not None:
-        parameter.grad = typed(full.grad.reshape(matrix)[weight.rows[0] : weight.rows[1]].clone(), weight)
-    for module, place in places:
-        put(module, place, parameter)
-        kind = sharded_class(module) if place == "weight" and not sharded.inline else None
-        if kind is not None:
-            module.__class__ = kind
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """How the weights of a model are cut."""
+
+    sharded: ShardedModel | None
+    places: dict[int, list[Place]]
+    compute_dtype: torch.dtype | None
+    publish: str
+    stacks: Filter | None
+
+    def _is_stack(self, name: str, full: torch.nn.Parameter, places: list[Place]) -> bool:
+        if full.dim() != 3 or full.shape[0] < 2:
+            return False
+        if self.stacks is not None:
+            return bool(self.stacks(name, full))
+        return not any(type(module).__module__.startswith("torch.nn.") for module, _ in places)
+
+    def take(
+        self, sharded: ShardedModel, name: str, full: torch.nn.Parameter, format: str, places: list[Place]
+    ) -> None:
+        if self._is_stack(name, full, places):
+            weight: Weight = add_stack(sharded, name, full, format, self.compute_dtype, self.publish)
+        else:
+            weight = add_weight(sharded, name, full, _matrix(full.shape, places), format, self.compute_dtype)
+        parameter = weight.parameter
+        if full.grad is not None:
+            parameter.grad = typed(weight.cut(full.grad).clone(), weight)
+        for module, place in places:
+            put(module, place, parameter)
+            kind = sharded_class(module) if place == "weight" and not sharded.inline else None
+            if kind is not None:
+                module.__class__ = kind

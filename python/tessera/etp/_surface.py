@@ -29,7 +29,7 @@ def tag_etp_params_with_names(model: torch.nn.Module) -> None:
     its parts."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, ShardedParameter):
-            parameter.etp.name = name
+            parameter.etp.rename(name)
 
 
 def classify_etp_chains(

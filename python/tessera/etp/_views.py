@@ -89,10 +89,11 @@ def logical(tensor: torch.Tensor, like: ShardedParameter | None = None) -> torch
     if weight is None:
         return tensor
     rows = local(tensor).detach()
-    if rows.dim() < 1 or rows.shape[0] != weight.rows[1] - weight.rows[0]:
+    begin, end = weight.rows
+    if rows.shape[: len(weight.lead) + 1] != (*weight.lead, end - begin):
         return tensor  # a step count
     full = gather_rows(weight.group.core, weight, rows)
-    return full.view(weight.shape) if full.shape == weight.matrix else full
+    return full.view(weight.shape) if full.shape == (*weight.lead, *weight.matrix) else full
 
 
 @contextmanager

@@ -29,9 +29,9 @@ void Consumptions::capture(std::span<Parameter* const> weights, Phase phase, con
   made.micro_batch = use.micro_batch;
   made.expects_backward = use.expects_backward;
   if (first.weight.no_gather) {
-    for (size_t i = 0; i < weights.size(); ++i) use_in_place(*weights[i], out[i]);
+    for (size_t i = 0; i < unit.buffers.size(); ++i) use_in_place(*unit.buffers[i], out[i]);
   } else {
-    reserve(weights, out, made, part);
+    reserve(out, made, part);
   }
   const MutexLock lock(part.mutex);
   part.recorded = part.uses.size();
@@ -39,20 +39,19 @@ void Consumptions::capture(std::span<Parameter* const> weights, Phase phase, con
 
 // A buffer that was released is used again only so many uses later, so that there is one to gather ahead into; sooner
 // where others do not fit below the cap.
-void Consumptions::reserve(std::span<Parameter* const> weights, std::span<FullWeight> out, CapturedUse& use,
-                           CapturedPart& part) {
+void Consumptions::reserve(std::span<FullWeight> out, CapturedUse& use, CapturedPart& part) {
   const Unit& unit = units_[use.unit];
   const size_t before = part.uses.size() - 1;
   size_t free_before = part.uses.size() - std::min(static_cast<size_t>(reach(unit)), part.uses.size());
   put_back_released(part, free_before);
-  const auto fits = [&] { return memory_->fits_capture(weights, use.plane); };
+  const auto fits = [&] { return memory_->fits_capture(unit.buffers, use.plane); };
   if (!fits()) give_up_prefetches(unit.chain);
   while (!fits() && free_before <= before) put_back_released(part, ++free_before);
-  memory_->make_room(weights, use.plane, true);
-  for (size_t i = 0; i < weights.size(); ++i) {
-    const GatherMemory::Reserved reserved = memory_->reserve(*weights[i], use.plane);
+  memory_->make_room(unit.buffers, use.plane, true);
+  for (size_t i = 0; i < unit.buffers.size(); ++i) {
+    const GatherMemory::Reserved reserved = memory_->reserve(*unit.buffers[i], use.plane);
     use.slots.push_back(reserved.slot);
-    out[i] = full_weight(*weights[i], reserved.slot, reserved.data);
+    out[i] = full_weight(*unit.buffers[i], reserved.slot, reserved.data);
   }
 }
 
@@ -84,7 +83,7 @@ void Consumptions::end_capture(CapturedPart& part) {
     for (size_t i = 0; i < use.slots.size(); ++i)
       if (memory_->state(use.slots[i]) != WeightState::kNone)
         fail(ErrorCode::kInvalidArgument, "{} is still held when its capture ends: release it inside"_message,
-             tessera::quoted(units_[use.unit].weights[i]->name()));
+             tessera::quoted(units_[use.unit].buffers[i]->name()));
 }
 
 void Consumptions::forget(CapturedPart& part) {
@@ -122,7 +121,7 @@ void Consumptions::replay_use(CapturedPart& part, size_t index) {
   Unit& unit = units_[use.unit];
   ++context_.counters.consumptions;
   if (use.slots.empty()) {
-    for (const Parameter* p : unit.weights) note_use_in_place(*p);
+    for (const Parameter* p : unit.buffers) note_use_in_place(*p);
   } else {
     Exposure exposure{.weight = unit.weights.front()->weight.id,
                       .phase = use.phase,
@@ -140,7 +139,7 @@ void Consumptions::replay_use(CapturedPart& part, size_t index) {
     }
     note_exposure(exposure, use.unit, use.plane);
     for (size_t i = 0; i < use.slots.size(); ++i) {
-      memory_->check_stamp(use.slots[i], stamp_of(*unit.weights[i], use.plane), unit.weights[i]->name());
+      memory_->check_stamp(use.slots[i], stamp_of(*unit.buffers[i], use.plane), unit.buffers[i]->name());
       memory_->note_use(use.slots[i]);
     }
   }

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from ... import _core
 from ..._errors import InvalidArgumentError, UnimplementedError
 from .inline import GatherInline
 from .saved_tensors import innermost_hooks
@@ -37,18 +36,13 @@ class Weight(Protocol):
 
     @property
     def model(self) -> Model: ...
-    @property
-    def scale(self) -> float: ...
     def gather(
         self, phase: str, expects_backward: bool = False, version: int | None = None
     ) -> tuple[torch.Tensor, int]: ...
     def whole(self, expects_backward: bool) -> tuple[torch.Tensor, int]: ...
     def stand(self) -> torch.Tensor: ...
-    def reduce(self, gradient: torch.Tensor) -> torch.Tensor: ...
-    def spread(self, rows: torch.Tensor) -> torch.Tensor: ...
     def wanted(self) -> bool: ...
-    def room(self) -> tuple[_core.GradientBuffer, torch.Tensor]: ...
-    def produce(self, buffer: _core.GradientBuffer) -> None: ...
+    def give(self, gradient: torch.Tensor) -> None: ...
 
 
 class Parameter(Protocol):
@@ -109,18 +103,15 @@ class Gather(torch.autograd.Function):
         weight: Weight = ctx.weight
         refuse_twice(weight)
         weight.model.enter_backward()
-        if not weight.wanted():
-            return None, None, None
-        buffer, into = weight.room()
-        into.copy_((gradient.to_dense() if gradient.is_sparse else gradient).reshape(into.shape))
-        weight.produce(buffer)
+        if weight.wanted():
+            weight.give(gradient.to_dense() if gradient.is_sparse else gradient)
         return None, None, None
 
 
-def gathered(parameter: Parameter) -> tuple[torch.Tensor, Source]:
-    weight = parameter.etp
+def gathered(weight: Weight, trains: bool) -> tuple[torch.Tensor, Source]:
+    """The whole weight, differentiable if it `trains`."""
     refuse_transforms(weight.name)
-    if parameter.requires_grad and torch.is_grad_enabled():
+    if trains and torch.is_grad_enabled():
         versions: list[int] = []
         node, of = (GatherInline, weight.stand()) if weight.model.inline else (Gather, weight.model.anchor)
         full: torch.Tensor = node.apply(of, weight, versions)  # type: ignore[no-untyped-call]
@@ -211,12 +202,18 @@ class Call:
             result = func(*args, **kwargs)
         return self._wrap(result)
 
+    def use(self, weight: Weight, trains: bool) -> Any:
+        """The gathered weight itself, to be read."""
+        found, source = gathered(weight, trains)
+        self._sources[source.address] = source
+        return self._wrap(found)
+
     def _swap(self, value: Any) -> Any:
         kind = type(value)
         if issubclass(kind, self.parameter_class):
             found = self._found.get(id(value))
             if found is None:
-                found, source = gathered(value)
+                found, source = gathered(value.etp, value.requires_grad)
                 self._found[id(value)] = found
                 self._sources[source.address] = source
             return found

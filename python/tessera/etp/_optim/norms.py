@@ -23,6 +23,9 @@ class Rows(Protocol):
     matrix: torch.Size
     shard_rows: int
 
+    @property
+    def lead(self) -> torch.Size: ...
+
 
 class ShardedGradient(torch.Tensor):
     """The .grad of a sharded parameter. Functions that compute a norm give that of the logical gradient, and are
@@ -108,13 +111,14 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
         alive.append(rows)
         if weight is None:
             first = rows.shape[0] if rows.dim() > 0 else 1
-            parts.append((rows.data_ptr(), first, rows.numel() // max(first, 1), _NAMES[rows.dtype], 0, first))
+            parts.append((rows.data_ptr(), 1, first, rows.numel() // max(first, 1), _NAMES[rows.dtype], 0, first))
             continue
         if group is not None and group.core is not weight.group.core:
             raise InvalidArgumentError(f"a norm of gradients of two ETP groups, {group} and {weight.group}: take two")
         group = weight.group
-        shape = rows.shape
-        parts.append((rows.data_ptr(), shape[0], shape[1], _NAMES[rows.dtype], weight.shard_rows, weight.matrix[0]))
+        lead, (count, columns) = weight.lead.numel(), rows.shape[-2:]
+        dtype = _NAMES[rows.dtype]
+        parts.append((rows.data_ptr(), lead, count, columns, dtype, weight.shard_rows, weight.matrix[0]))
     core = _core.ShardGroup.single("norm") if group is None else group.core
     return _core.etp_norms(core, parts, order, together)
 

@@ -12,8 +12,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..._errors import InvalidArgumentError
 from .._refusals import require_same_ranks
+from .._weights.matrix import Model
 from .._weights.parameter import ShardedParameter
-from .._weights.weight import Model, Weight
+from .._weights.weight import Weight
 from .norms import ShardedGradient
 
 # Their steps treat every element by itself, so that rows of a weight are updated as in the whole one.

@@ -15,6 +15,9 @@ class Weight(Protocol):
     matrix: torch.Size
     rows: tuple[int, int]
 
+    @property
+    def lead(self) -> torch.Size: ...
+
 
 class Box(NamedTuple):
     """Of the logical tensor; contiguous within this rank's rows, too."""
@@ -25,7 +28,14 @@ class Box(NamedTuple):
 
 
 def boxes_of(weight: Weight) -> list[Box]:
-    """They cover this rank's rows once, in order. Rows of [E, F, K] may begin and end within an expert."""
+    """They cover this rank's rows once, in order. Rows of more than two dims may begin and end within a slice; a stack
+    is cut within each expert."""
+    if weight.lead:
+        begin, end = weight.rows
+        sizes = (*weight.lead, end - begin, *weight.matrix[1:])
+        offsets = (*(0 for _ in weight.lead), begin, 0)
+        rows = (0, math.prod(sizes[:-1]))
+        return [Box(torch.Size(offsets), torch.Size(sizes), rows)] if begin < end else []
     cut = next(i for i in range(len(weight.shape) + 1) if math.prod(weight.shape[:i]) == weight.matrix[0])
     leading, rest = weight.shape[:cut], weight.shape[cut:]
     begin, end = weight.rows
@@ -86,5 +96,5 @@ def shard_at(weight: Weight, rows: torch.Tensor, offsets: torch.Size | None) -> 
     """The box that begins there, as a view."""
     for box in boxes_of(weight):
         if box.offsets == offsets:
-            return rows[box.rows[0] : box.rows[1]].view(box.sizes)
+            return rows.flatten(0, -2)[box.rows[0] : box.rows[1]].view(box.sizes)
     raise KeyError(f"no rows of this rank begin at {offsets}")

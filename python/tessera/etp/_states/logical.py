@@ -12,9 +12,10 @@ from torch.utils.hooks import RemovableHandle
 
 from ..._errors import InvalidArgumentError
 from .._autograd.routes import words
+from .._weights.matrix import Model
 from .._weights.parameter import ShardedParameter
 from .._weights.rows import gather_rows
-from .._weights.weight import Model, Weight
+from .._weights.weight import Weight
 from .chunks import chunk_list, shard_at, write_items
 
 _FACTS = words(
@@ -31,7 +32,7 @@ class LogicalTensor(torch.Tensor):
     torch.distributed.checkpoint saves and loads it: what it loads is this tensor's own, until load_state_dict().
 
     Attributes:
-        local: This rank's rows, [rows, K]: the model's own memory, or a copy's.
+        local: This rank's rows, [rows, K], or [E, rows, K] of a stack: the model's own memory, or a copy's.
         etp: Name, shape and rows of the weight, as `p.etp`.
     """
 
@@ -51,9 +52,8 @@ class LogicalTensor(torch.Tensor):
 
     def rows_for(self, weight: Weight) -> torch.Tensor:
         """Those that this rank has of another weight of that shape."""
-        if (weight.rows, weight.shard_rows, weight.shape) == (self.etp.rows, self.etp.shard_rows, self.etp.shape):
-            return self.local
-        return _cut(self.full(), weight)
+        same = all(getattr(weight, each) == getattr(self.etp, each) for each in ("rows", "shard_rows", "shape", "lead"))
+        return self.local if same else weight.cut(self.full())
 
     @classmethod
     def __torch_function__(
@@ -112,16 +112,12 @@ def _refuse(args: tuple[Any, ...], name: str) -> NoReturn:
     )
 
 
-def _cut(full: torch.Tensor, weight: Weight) -> torch.Tensor:
-    return full.reshape(weight.matrix)[weight.rows[0] : weight.rows[1]]
-
-
 def rows_of(given: Any, weight: Weight) -> Any:
     if type(given) is LogicalTensor:
         return given.rows_for(weight) if given.shape == weight.shape else given.full()  # torch tells of the shapes
     if hasattr(given, "full_tensor"):  # a DTensor
         given = given.full_tensor()
-    return _cut(given, weight) if getattr(given, "shape", None) == weight.shape else given
+    return weight.cut(given) if getattr(given, "shape", None) == weight.shape else given
 
 
 def _sharded(module: torch.nn.Module) -> dict[str, Weight]:

@@ -29,20 +29,20 @@ class Lent:
     """Room for gradients of a weight, until reduce_wgrad() gets it."""
 
     def __init__(self) -> None:
-        self._buffers: dict[int, _core.GradientBuffer] = {}  # by address
+        self._buffers: dict[int, _core.GradientBuffer | None] = {}  # by address
 
-    def lend(self, buffer: _core.GradientBuffer, into: torch.Tensor) -> torch.Tensor:
+    def lend(self, buffer: _core.GradientBuffer | None, into: torch.Tensor) -> torch.Tensor:
+        """`buffer`: whose memory it is; None: it is torch's, and will be copied."""
         self._buffers[into.data_ptr()] = buffer
         return into
 
-    def take(self, into: torch.Tensor, name: str) -> _core.GradientBuffer:
-        buffer = self._buffers.pop(into.data_ptr(), None)
-        if buffer is None:
+    def take(self, into: torch.Tensor, name: str) -> _core.GradientBuffer | None:
+        if into.data_ptr() not in self._buffers:
             raise InvalidArgumentError(
                 f"{name}: reduce_wgrad() got a tensor that get_wgrad_tensor() has not given, or gave before: write "
                 "into what it gives"
             )
-        return buffer
+        return self._buffers.pop(into.data_ptr())
 
     def clear(self) -> None:
         self._buffers.clear()

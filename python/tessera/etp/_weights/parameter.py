@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 class ShardedParameter(torch.nn.Parameter):
-    """This rank's rows of a weight, [rows, K]: a view of shared memory. Any elementwise optimiser of torch takes it.
-    Operations that use it as a weight get it whole, and are differentiable.
+    """This rank's rows of a weight, [rows, K], or of each expert of a stack, [E, rows, K]: a view of shared memory. Any
+    elementwise optimiser of torch takes it. Operations that use it as a weight get it whole, and are differentiable;
+    those that use one expert of a stack, as p[e], that one.
 
     `etp` tells what it is a part of. Hooks of register_post_accumulate_grad_hook() are called once a backward, after
     the reduced gradient has been added; those of register_hook() see the reduced rows before.
@@ -47,9 +48,10 @@ class ShardedParameter(torch.nn.Parameter):
     def get_padded_shard(self) -> torch.Tensor:
         """This rank's rows and zeros, as many as every rank has: itself where nothing is padded."""
         rows, wanted = self.etp.local, self.etp.shard_rows
-        if rows.shape[0] == wanted:
+        *lead, count, columns = rows.shape
+        if count == wanted:
             return self
-        return torch.cat([rows, rows.new_zeros(wanted - rows.shape[0], rows.shape[1])])
+        return torch.cat([rows, rows.new_zeros(*lead, wanted - count, columns)], dim=-2)
 
     def register_post_accumulate_grad_hook(self, hook: PostHook) -> RemovableHandle:
         if self.etp.model.inline:
@@ -63,17 +65,14 @@ class ShardedParameter(torch.nn.Parameter):
         return self.etp.hooks.register(lambda _: hook(node, None))
 
     def get_wgrad_tensor(self) -> torch.Tensor:
-        """Room for this rank's gradient of the whole weight, [F, K], not initialised, for a hand-written autograd
-        function. It is written once, and given to reduce_wgrad() in the same backward."""
-        return self.etp.lent.lend(*self.etp.room())
+        """Room for this rank's gradient of the whole weight, [F, K] or [E, F, K], not initialised, for a hand-written
+        autograd function. It is written once, and given to reduce_wgrad() in the same backward."""
+        return self.etp.lend()
 
     def reduce_wgrad(self, gradient: torch.Tensor) -> None:
         """Sends what get_wgrad_tensor() gave to the ranks that own its rows; it must not be used afterwards. Within a
         backward."""
-        weight = self.etp
-        buffer = weight.lent.take(gradient, weight.name)
-        weight.model.enter_backward()
-        weight.produce(buffer)
+        self.etp.take_back(gradient)
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise InvalidArgumentError(
@@ -125,7 +124,8 @@ def _routed(route: Route, func: Callable[..., Any], args: tuple[Any, ...], kwarg
         or (forward and route not in (Route.SHAPE, Route.DATA))
         or (route is Route.OTHER and torch.is_grad_enabled())
     ):
-        return Call().run(func, args, kwargs)
+        part = weight.part(func, args, kwargs)
+        return Call().run(func, args, kwargs) if part is None else part
     with DisableTorchFunctionSubclass():
         found = func(*args, **kwargs)
     if func.__name__ in MOVES and args[0] is parameter and found.device != weight.local.device:

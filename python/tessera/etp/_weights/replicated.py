@@ -8,8 +8,9 @@ from collections import OrderedDict
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from .matrix import Model
 from .post_hooks import PostHook, PostHooks
-from .weight import Model, dtype_name
+from .weight import dtype_name
 
 
 class Replicated:

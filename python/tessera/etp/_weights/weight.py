@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NoReturn, Protocol
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
 from torch._C import _from_dlpack as from_dlpack  # of a capsule
 from torch.utils.hooks import RemovableHandle
 
-from ... import _core
 from ..._core import Layout
 from ..._errors import InternalError, InvalidArgumentError
-from .._autograd.generic import expects_backward as will_return
 from .._autograd.inline import Stand
-from .._group import Group
 from .._optim.norms import plain, typed
 from .main_grad import Lent, main_grad_of
+from .matrix import Matrix, Model
 from .parameter import Rows, ShardedParameter
 from .post_hooks import PostHooks
 from .rows import spread_rows
@@ -34,40 +33,17 @@ def can_shard(dtype: torch.dtype) -> bool:
     return dtype in _DTYPES
 
 
-class Model(Protocol):
-    """What a parameter needs of its model (ShardedModel)."""
-
-    group: Group
-    runtime: _core.EtpRuntime
-    anchor: torch.Tensor
-    anchor_node: torch.autograd.graph.Node
-    number: int
-    micro_batch: int
-    updating: bool
-    weights: list[Weight]
-    inline: bool
-    scale: float  # of gradients: 1 / N, or 1
-    wanted: set[int] | None  # by a backward with inputs=: numbers of weights
-    core: _core.ShardGroup  # the ranks of all replicas
-    replicas: int
-
-    def in_forward(self) -> bool: ...
-    def phase(self) -> str: ...
-    def enter_backward(self) -> None: ...
-    def begin_update(self, weights: Iterable[Weight]) -> None: ...
-    def end_update(self) -> None: ...
-
-
-class Weight:
+class Weight(Matrix):
     """What a sharded parameter is a part of; `p.etp`.
 
     Attributes:
         name: The dotted name in the model.
         shape: The logical one.
-        matrix: [F, K]: the shape of what is cut along dim 0.
-        local: This rank's rows, as a plain tensor over the parameter's memory.
+        matrix: [F, K]: the shape of what is cut along dim 0; of a stack, each expert's.
+        lead: Dims in front of it: none, or (E,) of a stack.
+        local: This rank's rows [*lead, rows, K], as a plain tensor over the parameter's memory.
         group: The etp.Group.
-        rows: (begin, end) of this rank.
+        rows: (begin, end) of this rank; of a stack, of each expert.
         shard_rows: Of every rank, with padding.
         format: What travels; empty: the parameter's dtype.
         compute: The dtype of the gathered weight.
@@ -76,20 +52,17 @@ class Weight:
     def __init__(
         self,
         model: Model,
-        number: int,
+        numbers: Sequence[int],
         name: str,
         full: torch.Tensor,
         matrix: torch.Size,
         format: str,
         compute: torch.dtype,
     ) -> None:
-        runtime = model.runtime
-        self.model = model
-        self.number = number
-        self.name = name
-        self.shape = torch.Size(full.shape)
+        runtime, number = model.runtime, numbers[0]
+        super().__init__(model, number, name, torch.Size(full.shape), full.dtype)
+        self.numbers = numbers  # the runtime's: one, or each expert's
         self.matrix = matrix
-        self.dtype = full.dtype
         self.format = format
         self.compute = compute
         self.group = model.group
@@ -98,13 +71,14 @@ class Weight:
         self.hooks = PostHooks(full._post_accumulate_grad_hooks)
         self.fuses = False  # gradients are added to p.main_grad, and .grad stays as it is
         self.frozen = not full.requires_grad
-        capsule = runtime.shard(number)
-        count = self.rows[1] - self.rows[0]
-        rows = torch.empty((0, matrix[1]), dtype=full.dtype) if capsule is None else from_dlpack(capsule)
+        capsule = self._shard()
+        shape = (*self.lead, self.rows[1] - self.rows[0], matrix[1])
+        rows = torch.empty(shape, dtype=full.dtype) if capsule is None else from_dlpack(capsule)
+        if rows.numel() != math.prod(shape):
+            raise InternalError(f"{name}: {rows.numel()} elements, not {shape}")
+        rows = rows.view(shape)
         with torch.no_grad():
-            rows.copy_(full.reshape(matrix)[self.rows[0] : self.rows[1]])
-        if rows.shape[0] != count:
-            raise InternalError(f"{name}: {rows.shape[0]} rows, not {count}")
+            rows.copy_(self.cut(full))
         self.local = rows
         self.parameter = ShardedParameter(rows, self, full.requires_grad)
         self.parameter._backward_hooks = full._backward_hooks
@@ -120,34 +94,18 @@ class Weight:
         self._stand: torch.Tensor | None = None
 
     @property
-    def pad_length(self) -> int:
-        """Rows of padding, over all ranks."""
-        return self.shard_rows * self.group.size - self.matrix[0]
+    def lead(self) -> torch.Size:
+        return torch.Size()
 
-    @property
-    def is_padded_last_rank(self) -> bool:
-        """Whether this rank has fewer rows than shard_rows."""
-        return self.rows[1] - self.rows[0] < self.shard_rows
+    def _shard(self) -> Any:
+        return self.model.runtime.shard(self.number)
 
-    @property
-    def version(self) -> int:
-        """Counts the updates that have been published."""
-        return self.model.runtime.version(self.number)
+    def cut(self, full: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of a tensor of the logical shape, as a view where that can be."""
+        return full.reshape(self.matrix)[self.rows[0] : self.rows[1]]
 
-    @property
-    def chain(self) -> str:
-        """The order of uses that it is prefetched in."""
-        return self.model.runtime.report().weights[self.number].chain
-
-    @property
-    def state(self) -> str:
-        """Of its gather: NONE, ASYNC_WAIT, DATA_READY or DATA_READY_SYNC."""
-        return self.model.runtime.status(self.number).gather
-
-    @property
-    def rs_state(self) -> str:
-        """Of the reduction of its gradient, likewise."""
-        return self.model.runtime.status(self.number).reduction
+    def rename(self, name: str) -> None:
+        self.name = name
 
     @property
     def next(self) -> Weight | None:
@@ -160,39 +118,28 @@ class Weight:
         return self._numbered(self.model.runtime.status(self.number).prev)
 
     def _numbered(self, number: int | None) -> Weight | None:
-        return None if number is None else self.model.weights[number]
+        return None if number is None else next(each for each in self.model.weights if number in each.numbers)
 
     @property
-    def expert_idx(self) -> int | None:
-        """Its place among experts that are gathered together; None if it is not one of them."""
-        return self.model.runtime.status(self.number).expert
+    def pad_length(self) -> int:
+        """Rows of padding, over all ranks."""
+        return self.shard_rows * self.group.size - self.matrix[0]
+
+    @property
+    def is_padded_last_rank(self) -> bool:
+        """Whether this rank has fewer rows than shard_rows."""
+        return self.rows[1] - self.rows[0] < self.shard_rows
 
     @property
     def layout(self) -> Layout:
-        """Of [F, K] over the ranks of all replicas, rank d * N + r being rank r of replica d."""
+        """Of [*lead, F, K] over the ranks of all replicas, rank d * N + r being rank r of replica d."""
         bounds = ";".join(str(min(r * self.shard_rows, self.matrix[0])) for r in range(self.group.size + 1))
-        return Layout(f"dp={self.model.replicas},etp={self.group.size}:R,G0[{bounds}]")
+        return Layout(f"dp={self.model.replicas},etp={self.group.size}:R,G{len(self.lead)}[{bounds}]")
 
     def __repr__(self) -> str:
         return f"Weight({self.name!r}, rows={self.rows}, shape={tuple(self.shape)}, format={self.format!r})"
 
     # --- uses
-
-    def gather(
-        self, phase: str, expects_backward: bool = False, version: int | None = None
-    ) -> tuple[torch.Tensor, int]:
-        """The full weight, whose memory goes back when nobody can reach it; and its version."""
-        model = self.model
-        batch = model.micro_batch
-        first = batch == 0 and phase == "fwd"
-        capsule, found = model.runtime.acquire(self.number, phase, batch, expects_backward, first, version)
-        return from_dlpack(capsule), found
-
-    def whole(self, expects_backward: bool) -> tuple[torch.Tensor, int]:
-        """In the logical shape and the parameter's dtype, for a forward."""
-        phase = self.model.phase()
-        full, version = self.gather(phase, expects_backward and will_return(phase))
-        return full.to(self.dtype).view(self.shape), version
 
     def wanted(self) -> bool:
         """Whether the backward that is under way is to give it a gradient: one with inputs= may not."""
@@ -201,15 +148,24 @@ class Weight:
             return self.number in chosen
         return torch._C._will_engine_execute_node(self.model.anchor_node)
 
-    def room(self) -> tuple[_core.GradientBuffer, torch.Tensor]:
-        """Where a gradient [F, K] is to be written: produce() then takes it."""
+    def part(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operation gives that takes some experts of a stack, and nothing else; None: it needs all of the
+        weight."""
+        return None
+
+    def prepare(self) -> None:
         if self._memory is None:
             self.register()
-        buffer, capsule = self.model.runtime.gradient_buffer(self.number, self.model.micro_batch)
-        return buffer, from_dlpack(capsule)
 
-    def produce(self, buffer: _core.GradientBuffer) -> None:
-        self.model.runtime.produce(buffer)
+    def lend(self) -> torch.Tensor:
+        """Room for a gradient of the whole weight; take_back() then produces it."""
+        return self.lent.lend(*self.room())
+
+    def take_back(self, gradient: torch.Tensor) -> None:
+        buffer = self.lent.take(gradient, self.name)
+        assert buffer is not None
+        self.model.enter_backward()
+        self.produce(buffer)
 
     # --- inline
 
@@ -247,9 +203,7 @@ class Weight:
         rows = torch.zeros(self.local.shape, dtype=torch.float32 if self.dtype == torch.float16 else self.dtype)
         self._point_at(rows)
         try:
-            buffer, capsule = model.runtime.gradient_buffer(self.number, model.micro_batch)
-            from_dlpack(capsule).copy_(gradient.reshape(self.matrix))
-            self.produce(buffer)
+            self.send(gradient)
             model.runtime.drain()
         finally:
             self._point_at(None)
@@ -293,16 +247,23 @@ class Weight:
     def _point_at(self, memory: torch.Tensor | None, empty: bool = False) -> None:
         place = (0 if memory is None else memory.data_ptr(), empty)
         if place != self._registered:
-            name = dtype_name(self.dtype if memory is None else memory.dtype)
-            self.model.runtime.set_gradient(self.number, place[0], name, empty)
+            self._set_gradient(memory, dtype_name(self.dtype if memory is None else memory.dtype), empty)
             self._registered = place
 
-    def after_drain(self, added: bool) -> None:
+    def _set_gradient(self, memory: torch.Tensor | None, dtype: str, empty: bool) -> None:
+        address = 0 if memory is None else memory.data_ptr()
+        self.model.runtime.set_gradient(self.number, address, dtype, empty)
+
+    def is_among(self, added: set[int]) -> bool:
+        """Whether a gradient of it has been added, by numbers of the runtime."""
+        return self.number in added
+
+    def after_drain(self, added: set[int]) -> None:
         """Makes .grad of what has been added."""
         memory, self._memory = self._memory, None
         self._stand = None
         self.lent.clear()
-        if not added:
+        if not self.is_among(added):
             return
         self._registered = (self._registered[0], False)
         parameter = self.parameter
@@ -310,7 +271,7 @@ class Weight:
             parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
             return
         if memory is None:  # only other ranks had a gradient
-            memory = self._from_runtime()
+            memory = self._from_runtime(added)
             self._direct = parameter.grad is None and not parameter._backward_hooks
         if self._direct:
             if parameter.grad is None:
@@ -331,13 +292,15 @@ class Weight:
         if self.fuses:
             main_grad_of(self.parameter, self.name, self.local.shape).zero_()
 
-    def _from_runtime(self) -> torch.Tensor:
-        shape = self.local.shape
-        if shape[0] == 0:
-            return torch.zeros(shape, dtype=self.dtype)
-        own = torch.empty(shape, dtype=torch.float32 if self.dtype == torch.float16 else self.dtype)
-        self.model.runtime.take_gradient(self.number, own.data_ptr())
+    def _from_runtime(self, added: set[int]) -> torch.Tensor:
+        if self.local.numel() == 0:
+            return torch.zeros_like(self.local)
+        own = torch.zeros_like(self.local, dtype=torch.float32 if self.dtype == torch.float16 else self.dtype)
+        self._take_gradient(own, added)
         return own
+
+    def _take_gradient(self, into: torch.Tensor, added: set[int]) -> None:
+        self.model.runtime.take_gradient(self.number, into.data_ptr())
 
     # --- updates
 
@@ -345,7 +308,8 @@ class Weight:
         """Called with torch functions of subclasses disabled."""
         frozen = not self.parameter.requires_grad
         if frozen != self.frozen:
-            self.model.runtime.set_frozen(self.number, frozen)
+            for number in self.numbers:
+                self.model.runtime.set_frozen(number, frozen)
             self.frozen = frozen
 
     def show_rows(self, updating: bool) -> None:

@@ -1,0 +1,128 @@
+"""A weight of the runtime: what is gathered, and whose gradients are added, by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch._C import _from_dlpack as from_dlpack  # of a capsule
+
+from ... import _core
+from .._autograd.generic import expects_backward as will_return
+from .._group import Group
+
+if TYPE_CHECKING:
+    from .weight import Weight
+
+
+class Model(Protocol):
+    """What weights need of their model (ShardedModel)."""
+
+    group: Group
+    runtime: _core.EtpRuntime
+    anchor: torch.Tensor
+    anchor_node: torch.autograd.graph.Node
+    number: int
+    micro_batch: int
+    updating: bool
+    weights: list[Weight]
+    inline: bool
+    scale: float  # of gradients: 1 / N, or 1
+    wanted: set[int] | None  # by a backward with inputs=: numbers of weights
+    core: _core.ShardGroup  # the ranks of all replicas
+    replicas: int
+
+    def in_forward(self) -> bool: ...
+    def phase(self) -> str: ...
+    def enter_backward(self) -> None: ...
+    def begin_update(self, weights: Iterable[Weight]) -> None: ...
+    def end_update(self) -> None: ...
+
+
+class Matrix:
+    """[F, K]: a weight, or one expert of a stack.
+
+    Attributes:
+        name: The dotted name in the model; of expert e of a stack, with [e].
+        shape: The logical one.
+    """
+
+    def __init__(self, model: Model, number: int, name: str, shape: torch.Size, dtype: torch.dtype) -> None:
+        self.model = model
+        self.number = number
+        self.name = name
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def version(self) -> int:
+        """Counts the updates that have been published."""
+        return self.model.runtime.version(self.number)
+
+    @property
+    def chain(self) -> str:
+        """The order of uses that it is prefetched in."""
+        return self.model.runtime.report().weights[self.number].chain
+
+    @property
+    def state(self) -> str:
+        """Of its gather: NONE, ASYNC_WAIT, DATA_READY or DATA_READY_SYNC."""
+        return self.model.runtime.status(self.number).gather
+
+    @property
+    def rs_state(self) -> str:
+        """Of the reduction of its gradient, likewise."""
+        return self.model.runtime.status(self.number).reduction
+
+    @property
+    def expert_idx(self) -> int | None:
+        """Its place among experts that are gathered together; None if it is not one of them."""
+        return self.model.runtime.status(self.number).expert
+
+    # --- uses
+
+    def gather(
+        self, phase: str, expects_backward: bool = False, version: int | None = None
+    ) -> tuple[torch.Tensor, int]:
+        """All rows, in memory that goes back when nobody can reach it; and their version."""
+        model = self.model
+        batch = model.micro_batch
+        first = batch == 0 and phase == "fwd"
+        capsule, found = model.runtime.acquire(self.number, phase, batch, expects_backward, first, version)
+        return from_dlpack(capsule), found
+
+    def whole(self, expects_backward: bool) -> tuple[torch.Tensor, int]:
+        """In the logical shape and the parameter's dtype, for a forward."""
+        phase = self.model.phase()
+        full, version = self.gather(phase, expects_backward and will_return(phase))
+        return full.to(self.dtype).view(self.shape), version
+
+    # --- gradients
+
+    def prepare(self) -> None:
+        """Before the first gradient of a round."""
+        raise NotImplementedError
+
+    def room(self) -> tuple[_core.GradientBuffer, torch.Tensor]:
+        """Where a gradient [F, K] is to be written: produce() then takes it."""
+        self.prepare()
+        return self.buffer()
+
+    def buffer(self) -> tuple[_core.GradientBuffer, torch.Tensor]:
+        buffer, capsule = self.model.runtime.gradient_buffer(self.number, self.model.micro_batch)
+        return buffer, from_dlpack(capsule)
+
+    def produce(self, buffer: _core.GradientBuffer) -> None:
+        self.model.runtime.produce(buffer)
+
+    def give(self, gradient: torch.Tensor) -> None:
+        """A gradient in the logical shape goes to the ranks that own its rows."""
+        self.prepare()
+        self.send(gradient)
+
+    def send(self, gradient: torch.Tensor) -> None:
+        """The same, where it is known where it is to be added."""
+        buffer, into = self.buffer()
+        into.copy_(gradient.reshape(into.shape))
+        self.produce(buffer)

@@ -1,0 +1,203 @@
+"""Experts that are one parameter [E, F, K]: E weights, of which an operation gathers those that it uses."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C import _from_dlpack as from_dlpack  # of a capsule
+
+from .._autograd.generic import Call
+from .matrix import Matrix, Model
+from .weight import Weight
+
+_SELECTS = (torch.select, torch.Tensor.select)
+_UNBINDS = (torch.unbind, torch.Tensor.unbind)
+
+
+class Stack(Weight):
+    """`p.etp` of a stack. Each expert is cut over the ranks, and has an amax, a version and rounds of its own; what
+    uses all of them gathers them as a list.
+
+    Attributes:
+        experts: What `p[e]` gathers, each with a name, a version, a state and a place in the list.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        numbers: Sequence[int],
+        name: str,
+        full: torch.Tensor,
+        format: str,
+        compute: torch.dtype,
+        late: bool,
+    ) -> None:
+        """`late`: it is published at its first use after an update, and not by the update."""
+        super().__init__(model, numbers, name, full, torch.Size(full.shape[1:]), format, compute)
+        self.experts = [Expert(self, index) for index in range(len(numbers))]
+        self._late = late
+
+    @property
+    def lead(self) -> torch.Size:
+        return self.shape[:1]
+
+    def _shard(self) -> Any:
+        return self.model.runtime.stack_shard(self.numbers)
+
+    def cut(self, full: torch.Tensor) -> torch.Tensor:
+        return full[:, self.rows[0] : self.rows[1]]
+
+    def rename(self, name: str) -> None:
+        self.name = name
+        for expert in self.experts:
+            expert.name = _name(self, expert.index)
+
+    @property
+    def state(self) -> str:
+        """Of the first expert that is being gathered, or is gathered."""
+        return next((each.state for each in self.experts if each.state != "NONE"), "NONE")
+
+    @property
+    def rs_state(self) -> str:
+        return next((each.rs_state for each in self.experts if each.rs_state != "NONE"), "NONE")
+
+    @property
+    def expert_idx(self) -> int | None:
+        """None: each of `experts` has one."""
+        return None
+
+    # --- uses
+
+    def publish_once(self, phase: str) -> None:
+        """All experts, where a rank might leave some out: ranks publish together."""
+        if self._late and phase == "fwd" and self.model.micro_batch == 0:
+            self.model.runtime.publish(self.numbers)
+
+    def gather(
+        self, phase: str, expects_backward: bool = False, version: int | None = None
+    ) -> tuple[torch.Tensor, int]:
+        """All experts, one behind the other."""
+        self.publish_once(phase)
+        model = self.model
+        batch = model.micro_batch
+        first = batch == 0 and phase == "fwd"
+        versions = None if version is None else [version] * len(self.experts)
+        capsules, found = model.runtime.acquire_experts(self.numbers, phase, batch, expects_backward, first, versions)
+        return from_dlpack(capsules[0]), found[0]
+
+    def part(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not args or args[0] is not self.parameter:
+            return None
+        if func in _UNBINDS and _arguments(("dim",), args, kwargs).get("dim", 0) in (0, -3):
+            return tuple([self._use(expert) for expert in self.experts])
+        index, rest = _expert_of(func, args, kwargs)
+        if index is None or not -len(self.experts) <= index < len(self.experts):  # of which torch tells
+            return None
+        expert = self._use(self.experts[index])
+        return expert[rest] if rest else expert
+
+    def _use(self, expert: Expert) -> Any:
+        return Call().use(expert, self.parameter.requires_grad)
+
+    # --- gradients
+
+    def send(self, gradient: torch.Tensor) -> None:
+        buffers = []
+        for expert, given in zip(self.experts, gradient.reshape(self.shape), strict=True):
+            buffer, into = expert.buffer()
+            into.copy_(given)
+            buffers.append(buffer)
+        self.model.runtime.produce_experts(buffers)
+
+    def lend(self) -> torch.Tensor:
+        return self.lent.lend(None, torch.empty(self.shape, dtype=self.compute))
+
+    def take_back(self, gradient: torch.Tensor) -> None:
+        self.lent.take(gradient, self.name)
+        self.model.enter_backward()
+        self.give(gradient)
+
+    def is_among(self, added: set[int]) -> bool:
+        return not added.isdisjoint(self.numbers)
+
+    def after_drain(self, added: set[int]) -> None:
+        """Of an expert that no rank has used, rows are zero once any of the stack was used, as in plain torch."""
+        memory, empty = self._memory, self._registered[1]
+        if memory is not None and empty:
+            for number, rows in zip(self.numbers, memory, strict=True):
+                if number not in added:
+                    rows.zero_()
+        super().after_drain(added)
+        if empty:  # a fold of such an expert would write there, and not add
+            self._registered = (-1, False)
+
+    def _set_gradient(self, memory: torch.Tensor | None, dtype: str, empty: bool) -> None:
+        for i, number in enumerate(self.numbers):
+            address = 0 if memory is None else memory[i].data_ptr()
+            self.model.runtime.set_gradient(number, address, dtype, empty)
+
+    def _take_gradient(self, into: torch.Tensor, added: set[int]) -> None:
+        for number, rows in zip(self.numbers, into, strict=True):
+            if number in added:
+                self.model.runtime.take_gradient(number, rows.data_ptr())
+
+
+class Expert(Matrix):
+    """One matrix [F, K] of a stack."""
+
+    def __init__(self, stack: Stack, index: int) -> None:
+        super().__init__(stack.model, stack.numbers[index], _name(stack, index), stack.matrix, stack.dtype)
+        self.stack = stack
+        self.index = index
+
+    def __repr__(self) -> str:
+        return f"Expert({self.name!r}, rows={self.stack.rows}, shape={tuple(self.shape)})"
+
+    def gather(
+        self, phase: str, expects_backward: bool = False, version: int | None = None
+    ) -> tuple[torch.Tensor, int]:
+        self.stack.publish_once(phase)
+        return super().gather(phase, expects_backward, version)
+
+    def wanted(self) -> bool:
+        return self.stack.wanted()
+
+    def prepare(self) -> None:
+        self.stack.prepare()
+
+    def stand(self) -> torch.Tensor:
+        return self.stack.stand()[self.index]
+
+
+def _name(stack: Stack, index: int) -> str:
+    return f"{stack.name}[{index}]"
+
+
+def _expert_of(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, Any]:
+    """Which expert `p[e]`, `p[e, ...]` or p.select(0, e) takes, and the rest of the index. None: not one of them."""
+    if func is torch.Tensor.__getitem__:
+        index = args[1]
+        if type(index) is tuple:
+            return (_integer(index[0]), index[1:]) if index else (None, ())
+        return _integer(index), ()
+    if func in _SELECTS:
+        given = _arguments(("dim", "index"), args, kwargs)
+        return (_integer(given.get("index")) if given.get("dim") in (0, -3) else None), ()
+    return None, ()
+
+
+def _arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return dict(zip(names, args[1:], strict=False)) | kwargs
+
+
+def _integer(index: Any) -> int | None:
+    """What torch takes as one place along a dim; None: anything else."""
+    if isinstance(index, torch.Tensor):
+        whole = index.dim() == 0 and index.dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
+        return int(index) if whole else None
+    if isinstance(index, bool) or not hasattr(index, "__index__"):
+        return None
+    return operator.index(index)
