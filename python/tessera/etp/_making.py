@@ -73,7 +73,9 @@ def add_stack(
     computed = (compute_dtype if format else None) or _PLAIN.get(format, full.dtype)
     numbers = model.runtime.add_stack(
         name,
-        *full.shape,
+        full.shape[0],
+        full.shape[1],
+        full.shape[2],
         dtype_name(full.dtype),
         format,
         dtype_name(computed),

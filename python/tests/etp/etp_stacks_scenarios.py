@@ -212,18 +212,15 @@ def experts_checkpointed_reentrant(run: Run) -> Any:
 
 
 def experts_inline(run: Run) -> Any:
-    """An optimiser's step, and what autograd.grad() gives of one expert."""
-    model = run.sharded(built(Model), **OPTIONS) if run.group is None else None
-    if model is None:
-        model = run.sharded(built(Model), mode="inline", **OPTIONS)
+    """Steps, and what autograd.grad() gives."""
+    model = run.sharded(built(Model), mode="inline", **OPTIONS)
     run.train(model, adamw(model.parameters()), loss=loss_of)
     found = []
     for number in run.numbers():
         value = loss_of(model, number) if run.group is not None else loss_of(model, number) / run.size
         found.append(torch.autograd.grad(value, [model.experts.down])[0])
-    return run.weights(model), as_bytes(
-        run.logical(sum(found[1:], found[0]), model.experts.down if run.group else None)
-    )
+    summed = sum(found[1:], found[0])
+    return run.weights(model), as_bytes(run.logical(summed, _like(run, model.experts.down)))
 
 
 def hooks_of_stacks(run: Run) -> Any:

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from etp_generic_scenarios import Experts
 from etp_models import WORDS, Run, Tied, adamw, as_bytes, built
 from tessera import etp
-from tessera.etp._states.chunks import boxes_of
+from tessera.etp._states.chunks import boxes_of, shard_at
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch_ranks import launch
 
@@ -180,8 +180,10 @@ def test_what_optimizer_states_say(others: list[dict[str, Any]]) -> None:
 
 
 class _Cut:
-    def __init__(self, shape: tuple[int, ...], matrix: tuple[int, int], rows: tuple[int, int]) -> None:
-        self.shape, self.matrix, self.rows = torch.Size(shape), torch.Size(matrix), rows
+    def __init__(
+        self, shape: tuple[int, ...], matrix: tuple[int, int], rows: tuple[int, int], lead: tuple[int, ...] = ()
+    ) -> None:
+        self.shape, self.matrix, self.rows, self.lead = torch.Size(shape), torch.Size(matrix), rows, torch.Size(lead)
 
 
 @pytest.mark.parametrize(
@@ -200,3 +202,13 @@ def test_boxes_cover_rows_once_and_in_order(shape: tuple[int, ...], dims: int) -
         assert rows.tolist() == list(range(begin * columns, end * columns))
         assert [box.rows[1] - box.rows[0] for box in boxes] == [len(part) // columns for part in parts]
         assert len(boxes) <= 2 * dims - 1
+
+
+def test_a_rank_has_a_box_of_a_stack() -> None:
+    numbers = torch.arange(3 * 5 * 2).view(3, 5, 2)
+    for begin, end in itertools.combinations_with_replacement(range(6), 2):
+        weight, local = _Cut((3, 5, 2), (5, 2), (begin, end), (3,)), numbers[:, begin:end].contiguous()
+        for box in boxes_of(weight):
+            assert box.offsets == (0, begin, 0) and box.sizes == (3, end - begin, 2)
+            assert shard_at(weight, local, box.offsets).equal(local)
+        assert len(boxes_of(weight)) == (begin < end)

@@ -126,8 +126,7 @@ class _Apart(Model):
 
     def __init__(self) -> None:
         super().__init__()
-        whole = _of_two_scales()
-        self.load_state_dict(whole.state_dict())
+        self.load_state_dict(built(_of_two_scales).state_dict())
         for name in ("gate_up", "down"):
             stack = getattr(self.experts, name).detach()
             delattr(self.experts, name)
