@@ -30,6 +30,7 @@ from ._states.optimizer import load_optimizer_state_dict, optimizer_state_dict
 from ._surface import classify_etp_chains, tag_etp_params_with_names, wrap_module_params_etp
 from ._views import local, logical, summon, update, wait_async_comms
 from ._weights.parameter import ShardedParameter
+from ._weights.stack import Expert, Stack
 from ._weights.weight import Weight
 from .layers import Embedding, GroupedLinear, LayerNormLinear, LayerNormMLP, Linear
 
@@ -38,6 +39,7 @@ __all__ = [
     "Difference",
     "Embedding",
     "Exactness",
+    "Expert",
     "Group",
     "GroupedLinear",
     "LayerNormLinear",
@@ -45,6 +47,7 @@ __all__ = [
     "Linear",
     "LogicalTensor",
     "ShardedParameter",
+    "Stack",
     "Verification",
     "Weight",
     "allow_optimizer",

@@ -10,7 +10,7 @@ import etp_stacks_scenarios
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from etp_models import HIDDEN, WIDTH, Run, adamw, as_bytes, built, on_ranks, plainly, scenarios_of
+from etp_models import HIDDEN, WIDTH, Run, adamw, as_bytes, built, on_grid, on_ranks, plainly, scenarios_of
 from etp_stacks_scenarios import EMPTY, EXPERTS, OPTIONS, SKIPPED, Experts, Model, Whole, loss_of
 from tessera import etp
 from torch_ranks import launch
@@ -30,6 +30,16 @@ def test_bytes_are_those_of_plain_torch(found: tuple[int, dict[str, list[Any]]],
     expected = plainly(SCENARIOS[name], size)
     for rank in ranks[name]:
         assert rank == expected
+
+
+@pytest.mark.parametrize(("replicas", "shards"), [(2, 1), (2, 2)])
+def test_replicas_have_the_bytes_of_plain_torch(replicas: int, shards: int) -> None:
+    """A replica of one rank reads its own memory."""
+    names = ("one_expert_at_a_time", "all_at_once", "one_and_all", "states_of_stacks")
+    scenarios = {name: SCENARIOS[name] for name in names}
+    for name, ranks in on_grid(scenarios, replicas, shards).items():
+        expected = plainly(scenarios[name], replicas * shards)
+        assert all(each == expected for each in ranks), name
 
 
 # --- what is gathered
@@ -63,6 +73,26 @@ def _movement(rank: int) -> dict[str, Any]:
         figures["layout"] = str(experts.down.etp.layout)
         figures["torch"] = _torch_error(lambda: experts.down[EXPERTS].sum())
         return figures
+
+
+def _peaks(rank: int) -> tuple[int, int, int]:
+    etp.update_config(prefetch="off")
+    with etp.init_group(timeout=30) as group:
+        model = etp.shard_module_(built(Model), group, **OPTIONS)
+        for expert in range(EXPERTS):
+            torch.nn.functional.linear(torch.ones(2, HIDDEN), model.experts.down[torch.tensor(expert)])
+        one = etp.report(model).gathered_peak_bytes
+        torch.bmm(torch.ones(EXPERTS, 2, WIDTH), model.experts.down)
+        report = etp.report(model)
+        return one, report.gathered_peak_bytes, sum(each.shard_bytes for each in report.weights)
+
+
+def test_one_expert_takes_the_memory_of_one() -> None:
+    ranks = launch(_peaks, 2)
+    for one, all_of_them, _ in ranks:
+        assert one == EXPERT
+        assert all_of_them == (1 + EXPERTS) * EXPERT
+    assert sum(shards for *_, shards in ranks) == sum(each.numel() * 4 for each in built(Model).parameters())
 
 
 def _torch_error(call: Any) -> str:
@@ -100,6 +130,33 @@ def test_an_expert_that_a_rank_skips_has_no_round_there() -> None:
     # Two stacks; the embedding's uses are one round.
     assert (first["rounds"], second["rounds"]) == (2 * SKIPPED + 1, 2 * (SKIPPED + 1) + 1)
     assert first["left out"] == second["left out"] == 2
+
+
+class _Various(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = torch.nn.Parameter(torch.randn(3, 16, 8))
+        self.places = torch.nn.Parameter(torch.randn(1, 64, 8))
+        self.deep = torch.nn.Parameter(torch.randn(2, 3, 16, 8))
+        self.pairs = torch.nn.Bilinear(8, 8, 16)
+        self.conv = torch.nn.Conv1d(8, 16, 3)
+
+
+def _recognised(rank: int) -> list[dict[str, bool]]:
+    found = []
+    with etp.init_group(timeout=30) as group:
+        for stacks in (None, lambda name, parameter: name == "pairs.weight"):
+            model = etp.shard_module_(_Various(), group, min_elements=256, stacks=stacks)
+            weights = {name: each.etp for name, each in model.named_parameters() if hasattr(each, "etp")}
+            found.append({name: isinstance(each, etp.Stack) for name, each in weights.items()})
+    return found
+
+
+def test_what_is_a_stack() -> None:
+    names = ("experts", "places", "deep", "pairs.weight", "conv.weight")
+    for by_module, by_name in launch(_recognised, 2):
+        assert by_module == {name: name == "experts" for name in names}
+        assert by_name == {name: name == "pairs.weight" for name in names}
 
 
 # --- what travels
@@ -267,9 +324,9 @@ def _qwen(run: Run, implementation: str) -> Any:
     options = {"hidden_size": 48, "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 1, "head_dim": 12}
     config = transformers.Qwen3MoeConfig(**options, **experts, num_key_value_heads=2, vocab_size=96)
-    config._experts_implementation = implementation
     torch.manual_seed(3)
     model = run.sharded(transformers.Qwen3MoeForCausalLM(config), reduction="sum")
+    model.set_experts_implementation(implementation)
 
     def loss(model: Any, number: int) -> torch.Tensor:
         ids = torch.randint(2, 96, (1, 3), generator=torch.Generator().manual_seed(number))

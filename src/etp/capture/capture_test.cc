@@ -248,6 +248,59 @@ TEST(CaptureTest, BelowACapCapturesTakeThePlaceOfWhatIsGatheredAhead) {
   });
 }
 
+// All of it in one buffer, and its experts one by one, with updates in between.
+TEST(CaptureTest, AStackIsReplayedAsAListAndByExpert) {
+  for (const int ranks : {1, 2})
+    for (const bool async : {false, true})
+      for (uint64_t schedule = 0; schedule < 10; ++schedule)
+        run_checked(ranks, schedule, [&](const ShardGroup& group) {
+          CapturedModel model(group, graphed(), 1, async);
+          Runtime& runtime = model.runtime;
+          const std::vector<WeightId> stack =
+              runtime.add_stack({.name = "layers.9.self_attention.experts", .rows = kLong, .columns = kWide}, 3);
+          const auto fill = [&] {
+            for (const WeightId expert : stack) fill_shard(runtime, expert, model.version);
+          };
+          fill();
+          runtime.start();
+          const auto use_all = [&](Phase phase) {
+            std::vector<FullWeight> all = runtime.acquire(stack, phase);
+            ASSERT_EQ(all.size(), 1U);
+            const auto* data = static_cast<const float*>(all[0].data());
+            model.compute->enqueue(
+                {.name = "use",
+                 .subject = "model",
+                 .accesses = {device::read_of(data, 3 * kElements * sizeof(float))},
+                 .body = [&model, &stack, data] {
+                   ++model.uses;
+                   for (size_t i = 0; i < 3 * kElements; ++i) {
+                     const auto at = static_cast<int64_t>(i % kElements);
+                     model.wrong +=
+                         data[i] == weight_value(stack[i / kElements], at / kWide, at % kWide, model.version) ? 0 : 1;
+                   }
+                 }});
+          };
+          CapturedStep step = runtime.capture([&] {
+            use_all(Phase::kForward);
+            model.use(stack[1], Phase::kForward);
+            use_all(Phase::kBackward);
+          });
+          for (int64_t version = 2; version < 5; ++version) {
+            step.replay();
+            use_all(Phase::kForward);
+            model.use(stack[2], Phase::kForward);
+            model.synchronize();
+            runtime.update(stack, [&] {
+              model.version = version;
+              fill();
+            });
+          }
+          model.synchronize();
+          EXPECT_EQ(model.uses, 3 * 5);
+          EXPECT_EQ(model.wrong, 0);
+        });
+}
+
 TEST(CaptureTest, OneRankReplaysWithItsShardItself) {
   CapturedStep step;
   {
