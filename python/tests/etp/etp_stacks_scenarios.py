@@ -223,6 +223,24 @@ def experts_inline(run: Run) -> Any:
     return run.weights(model), as_bytes(run.logical(summed, _like(run, model.experts.down)))
 
 
+def prefetched_stacks(run: Run) -> Any:
+    """Experts that are predicted and not used, and others."""
+    etp.update_config(prefetch="on", distance=3)
+    try:
+        found = [_trained(run, lambda kind=kind: Model(kind, None)) for kind in (Experts, Mixed)]
+    finally:
+        etp.update_config(prefetch="auto", distance=1)
+    return found
+
+
+def gradients_of_one_stack(run: Run) -> Any:
+    model = run.sharded(built(Model), **OPTIONS)
+    for number in run.numbers():
+        value = loss_of(model, number)
+        (value if run.group is not None else value / run.size).backward(inputs=[model.experts.down])
+    return run.gradients(model)
+
+
 def hooks_of_stacks(run: Run) -> Any:
     model = run.sharded(built(Model), **OPTIONS)
     model.experts.down.register_hook(lambda gradient: gradient * 2)

@@ -243,6 +243,32 @@ def test_an_expert_has_an_amax_of_its_own(in_formats: dict[int, list[Any]]) -> N
         assert each["fp8_e4m3 at the first use"] != each["fp8_e4m3"]  # whose embedding travels in it, too
 
 
+def _verified(rank: int) -> list[str]:
+    with etp.init_group(timeout=30) as group:
+        options = [{}, {"formats": {".*": "fp8_e4m3"}}, {"formats": {".*": "mxfp8"}, "stacks": lambda *_: False}]
+        return [
+            str(
+                etp.verify(
+                    built(_of_two_scales),
+                    2,
+                    group=group,
+                    batch=lambda number: number,
+                    loss=loss_of,
+                    optimizer=adamw,
+                    max_norm=0.5,
+                    **OPTIONS,
+                    **each,
+                )
+            )
+            for each in options
+        ]
+
+
+def test_verify_finds_no_difference() -> None:
+    for each in launch(_verified, 2):
+        assert all("are equal, bit for bit" in text for text in each), each
+
+
 # --- states
 
 

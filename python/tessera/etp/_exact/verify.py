@@ -23,6 +23,7 @@ from .._weights.parameter import ShardedParameter
 from .conditions import Exactness, exactness
 
 _MAX_STEPS = 1 << 40
+_OF_FORMATS = ("compute_dtype", "nonfinite", "publish", "stacks")  # options that say how what has a format travels
 
 Batch = Callable[[int], Any]
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
@@ -148,7 +149,7 @@ def _whole_copy(
     copied = copy.deepcopy(model)
     if not formats:
         return copied
-    same = {name: value for name, value in options.items() if name in ("compute_dtype", "nonfinite", "publish")}
+    same = {name: value for name, value in options.items() if name in _OF_FORMATS}
     return shard_module_(copied, alone, formats, min_elements=0, **same)
 
 
