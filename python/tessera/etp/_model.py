@@ -19,6 +19,7 @@ from ._autograd.generic import refuse_transforms
 from ._autograd.modules import Constructed, Sharded
 from ._group import Group
 from ._states.logical import watch_states
+from ._weights.matrix import Listed
 from ._weights.parameter import ShardedParameter
 from ._weights.replicated import Replicated
 from ._weights.weight import Weight
@@ -325,7 +326,7 @@ class ShardedModel(Closing):
         self.runtime.abandon()
         return self.runtime.added()
 
-    def begin_update(self, weights: Iterable[Weight]) -> None:
+    def begin_update(self, weights: Iterable[Listed]) -> None:
         """Collective: no rank reads these weights any longer, and their rows may be written."""
         if self.updating:
             raise InvalidArgumentError(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch._C import _from_dlpack as from_dlpack  # of a capsule
@@ -12,8 +12,14 @@ from ... import _core
 from .._autograd.generic import expects_backward as will_return
 from .._group import Group
 
-if TYPE_CHECKING:
-    from .weight import Weight
+
+class Listed(Protocol):
+    """A weight among those of its model."""
+
+    name: str
+    numbers: Sequence[int]  # the runtime's: one, or each expert's
+
+    def require_in_place(self) -> None: ...
 
 
 class Model(Protocol):
@@ -26,17 +32,18 @@ class Model(Protocol):
     number: int
     micro_batch: int
     updating: bool
-    weights: list[Weight]
     inline: bool
     scale: float  # of gradients: 1 / N, or 1
     wanted: set[int] | None  # by a backward with inputs=: numbers of weights
     core: _core.ShardGroup  # the ranks of all replicas
     replicas: int
 
+    @property
+    def weights(self) -> Sequence[Listed]: ...
     def in_forward(self) -> bool: ...
     def phase(self) -> str: ...
     def enter_backward(self) -> None: ...
-    def begin_update(self, weights: Iterable[Weight]) -> None: ...
+    def begin_update(self, weights: Iterable[Listed]) -> None: ...
     def end_update(self) -> None: ...
 
 

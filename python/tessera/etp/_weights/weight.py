@@ -118,7 +118,8 @@ class Weight(Matrix):
         return self._numbered(self.model.runtime.status(self.number).prev)
 
     def _numbered(self, number: int | None) -> Weight | None:
-        return None if number is None else next(each for each in self.model.weights if number in each.numbers)
+        found = next((each for each in self.model.weights if number in each.numbers), None)
+        return found if isinstance(found, Weight) else None
 
     @property
     def pad_length(self) -> int:

@@ -15,6 +15,7 @@ from .._making import make_runtime
 from .._model import ShardedModel
 from .._optim.optimizers import watch_optimizers
 from .._states.logical import watch_states
+from .._weights.matrix import Listed
 from .._weights.replicated import Replicated
 from .._weights.weight import Weight, dtype_name
 
@@ -72,7 +73,7 @@ class LayersModel(ShardedModel):
             for replicated in self._whole.get(layer, ()):
                 replicated.follow()
 
-    def begin_update(self, weights: Iterable[Weight]) -> None:
+    def begin_update(self, weights: Iterable[Listed]) -> None:
         self.take_no_more()
         super().begin_update(weights)
 
