@@ -42,9 +42,11 @@ GeneratedModel GeneratedModel::of(uint64_t seed) {
       if (draw(0, 6) == 0) spec.accumulated = DType::kBF16;
       spec.frozen = draw(0, 6) == 0;
       const int count = experts ? draw(2, 3) : 1;
+      layer.stacked = experts && seed % 2 == 0;
       for (int e = 0; e < count; ++e) {
-        spec.name = experts ? fmt::format("layers.{}.mlp.experts.{}", l, e)
-                            : fmt::format("layers.{}.{}", l, draw(0, 1) == 0 ? "self_attention.qkv" : "mlp.fc1");
+        spec.name = layer.stacked ? fmt::format("layers.{}.mlp.experts.w[{}]", l, e)
+                    : experts     ? fmt::format("layers.{}.mlp.experts.{}", l, e)
+                                  : fmt::format("layers.{}.{}", l, draw(0, 1) == 0 ? "self_attention.qkv" : "mlp.fc1");
         layer.weights.push_back(static_cast<uint32_t>(model.weights.size()));
         model.weights.push_back(spec);
       }

@@ -15,6 +15,7 @@ namespace tessera::etp {
 struct GeneratedModel {
   struct Layer {
     std::vector<uint32_t> weights;  // several: experts
+    bool stacked = false;           // which are one stack
     bool recompute = false;         // gathered again before its backward
     bool gathers_backward = true;
   };

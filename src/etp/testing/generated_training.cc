@@ -59,9 +59,21 @@ class RankTrainer {
 
  private:
   void add_weights() {
-    for (const WeightSpec& spec : model_.weights) ids_.push_back(runtime_->add(spec));
+    std::map<uint32_t, int> stacks;  // how many weights, by the first one
     for (const GeneratedModel::Layer& layer : model_.layers)
-      if (layer.weights.size() > 1 && known_lists_.insert(layer.weights.front()).second)
+      if (layer.stacked) stacks[layer.weights.front()] = static_cast<int>(layer.weights.size());
+    while (ids_.size() < model_.weights.size()) {
+      WeightSpec spec = model_.weights[ids_.size()];
+      const auto stack = stacks.find(static_cast<uint32_t>(ids_.size()));
+      if (stack == stacks.end()) {
+        ids_.push_back(runtime_->add(spec));
+        continue;
+      }
+      spec.name.resize(spec.name.find('['));
+      for (const WeightId expert : runtime_->add_stack(spec, stack->second)) ids_.push_back(expert);
+    }
+    for (const GeneratedModel::Layer& layer : model_.layers)
+      if (layer.weights.size() > 1 && !layer.stacked && known_lists_.insert(layer.weights.front()).second)
         runtime_->add_experts(layer.weights);
     for (const WeightId w : ids_) {
       const RowRange rows = runtime_->rows(w);
@@ -75,21 +87,41 @@ class RankTrainer {
     runtime_->start();
   }
 
-  std::vector<FullWeight> acquire(const GeneratedModel::Layer& layer, Phase phase, const Use& use) {
+  // A weight where it was gathered, for as long as its memory is held.
+  struct Gathered {
+    std::shared_ptr<FullWeight> memory;
+    const std::byte* data = nullptr;
+    DType dtype = DType::kF32;
+    size_t elements = 0;
+    int64_t bytes() const { return bytes_of(dtype, static_cast<int64_t>(elements)); }
+  };
+
+  std::vector<Gathered> acquire(const GeneratedModel::Layer& layer, Phase phase, const Use& use) {
     std::vector<FullWeight> full;
     if (layer.weights.size() == 1)
       full.push_back(runtime_->acquire(layer.weights.front(), phase, use));
     else
       full = runtime_->acquire(layer.weights, phase, use);
-    return full;
+    std::vector<Gathered> gathered;
+    const size_t parts = layer.weights.size() / full.size();  // of one buffer: those of a stack
+    for (FullWeight& each : full) {
+      const auto memory = std::make_shared<FullWeight>(std::move(each));
+      const auto elements = static_cast<size_t>(memory->rows() * memory->columns()) / parts;
+      const auto* data = static_cast<const std::byte*>(memory->data());
+      for (size_t i = 0; i < parts; ++i) {
+        gathered.push_back({.memory = memory, .data = data, .dtype = memory->dtype(), .elements = elements});
+        data += gathered.back().bytes();
+      }
+    }
+    return gathered;
   }
 
   void compute(const char* name, std::vector<device::Access> accesses, std::function<void()> body) {
     compute_->enqueue({.name = name, .subject = "model", .accesses = std::move(accesses), .body = std::move(body)});
   }
 
-  static device::Access whole(const FullWeight& full) {
-    return device::read_of(full.data(), static_cast<size_t>(bytes_of(full.dtype(), full.rows() * full.columns())));
+  static device::Access whole(const Gathered& full) {
+    return device::read_of(full.data, static_cast<size_t>(full.bytes()));
   }
 
   struct Values {
@@ -148,7 +180,7 @@ class RankTrainer {
   void forward_of(size_t l, Values& v, int mb, bool skipped) {
     compute("copy", {}, [&v, l] { v.output[l + 1] = v.output[l]; });
     if (skipped) return;
-    for (const FullWeight& full : acquire(model_.layers[l], Phase::kForward, {.micro_batch = mb}))
+    for (const Gathered& full : acquire(model_.layers[l], Phase::kForward, {.micro_batch = mb}))
       compute("forward", {whole(full)}, forward_on(full, v.output[l + 1]));
   }
 
@@ -156,20 +188,21 @@ class RankTrainer {
     values_.push_back(std::make_unique<Values>());
     Values& v = *values_.back();
     for (const GeneratedModel::Layer& layer : model_.layers)
-      for (const FullWeight& full : acquire(layer, Phase::kForward, {.expects_backward = false}))
+      for (const Gathered& full : acquire(layer, Phase::kForward, {.expects_backward = false}))
         compute("forward", {whole(full)}, forward_on(full, v.above));
     compute("keep", {}, [this, &v] { result_.outputs[static_cast<size_t>(rank_)].push_back(v.above); });
   }
 
-  static std::function<void()> forward_on(const FullWeight& full, float& value) {
-    const auto n = static_cast<size_t>(full.rows() * full.columns());
-    return [data = full.data(), dtype = full.dtype(), n, &value] { value = forward(to_floats(data, dtype, n), value); };
+  static std::function<void()> forward_on(const Gathered& full, float& value) {
+    return [data = full.data, dtype = full.dtype, n = full.elements, &value] {
+      value = forward(to_floats(data, dtype, n), value);
+    };
   }
 
   void backward_of(size_t l, Values& v, const Use& use) {
     const GeneratedModel::Layer& layer = model_.layers[l];
-    std::vector<FullWeight> again;
-    std::vector<FullWeight> full;
+    std::vector<Gathered> again;
+    std::vector<Gathered> full;
     if (layer.recompute) again = acquire(layer, Phase::kRecompute, use);
     if (layer.gathers_backward) full = acquire(layer, Phase::kBackward, use);
     std::vector<GradientBuffer> gradients;
@@ -177,8 +210,7 @@ class RankTrainer {
       const WeightId w = layer.weights[e];
       if (layer.recompute) compute("recompute", {whole(again[e])}, forward_on(again[e], v.output[l + 1]));
       if (layer.gathers_backward) {
-        const auto n = static_cast<size_t>(full[e].rows() * full[e].columns());
-        compute("dgrad", {whole(full[e])}, [data = full[e].data(), dtype = full[e].dtype(), n, &v] {
+        compute("dgrad", {whole(full[e])}, [data = full[e].data, dtype = full[e].dtype, n = full[e].elements, &v] {
           v.above = backward(to_floats(data, dtype, n), v.above);
         });
       }
