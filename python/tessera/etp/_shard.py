@@ -259,6 +259,12 @@ def _matrix(shape: torch.Size, places: list[Place]) -> torch.Size:
     return torch.Size((math.prod(shape) // columns, columns))
 
 
+def _is_torchs(module: torch.nn.Module) -> bool:
+    """Whether torch says what its parameters are for."""
+    contains = isinstance(module, (torch.nn.ParameterList, torch.nn.ParameterDict))
+    return type(module).__module__.startswith("torch.nn.") and not contains
+
+
 @dataclasses.dataclass(frozen=True)
 class _Cut:
     """How the weights of a model are cut."""
@@ -274,7 +280,7 @@ class _Cut:
             return False
         if self.stacks is not None:
             return bool(self.stacks(name, full))
-        return not any(type(module).__module__.startswith("torch.nn.") for module, _ in places)
+        return not any(_is_torchs(module) for module, _ in places)
 
     def take(
         self, sharded: ShardedModel, name: str, full: torch.nn.Parameter, format: str, places: list[Place]

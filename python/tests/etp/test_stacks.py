@@ -138,6 +138,7 @@ class _Various(torch.nn.Module):
         self.experts = torch.nn.Parameter(torch.randn(3, 16, 8))
         self.places = torch.nn.Parameter(torch.randn(1, 64, 8))
         self.deep = torch.nn.Parameter(torch.randn(2, 3, 16, 8))
+        self.several = torch.nn.ParameterList([torch.randn(2, 16, 8)])
         self.pairs = torch.nn.Bilinear(8, 8, 16)
         self.conv = torch.nn.Conv1d(8, 16, 3)
 
@@ -153,9 +154,9 @@ def _recognised(rank: int) -> list[dict[str, bool]]:
 
 
 def test_what_is_a_stack() -> None:
-    names = ("experts", "places", "deep", "pairs.weight", "conv.weight")
+    names = ("experts", "places", "deep", "several.0", "pairs.weight", "conv.weight")
     for by_module, by_name in launch(_recognised, 2):
-        assert by_module == {name: name == "experts" for name in names}
+        assert by_module == {name: name in ("experts", "several.0") for name in names}
         assert by_name == {name: name == "pairs.weight" for name in names}
 
 
@@ -305,6 +306,30 @@ def test_a_checkpoint_goes_on_on_other_numbers_of_ranks(tmp_path: pathlib.Path) 
         assert all(
             each == expected for each in launch(functools.partial(_loads, size=size, folder=str(tmp_path)), size)
         )
+
+
+def _fill(module: torch.nn.Module) -> None:
+    for parameter in module.parameters(recurse=False):
+        torch.nn.init.normal_(parameter)
+
+
+def _from_meta(rank: int) -> dict[str, bytes]:
+    with etp.init_group(timeout=30) as group:
+        with torch.device("meta"):
+            model = Model()
+        torch.manual_seed(5)
+        etp.shard_module_(model, group, init=_fill, **OPTIONS)
+        assert isinstance(model.experts.down.etp, etp.Stack)
+        return Run(2, rank, group).weights(model)
+
+
+def test_stacks_on_the_meta_device() -> None:
+    model = Model()
+    torch.manual_seed(5)
+    for module in model.modules():
+        _fill(module)
+    expected = Run(1).weights(model)
+    assert all(each == expected for each in launch(_from_meta, 2))
 
 
 def _by_hand(rank: int) -> list[Any]:
