@@ -122,12 +122,10 @@ struct WeightSpec {
   // What travels: "f32", "bf16", "f16", or a quantised format: "fp8_e4m3", "fp8_block_128x128", "mxfp8", "nvfp4", ...
   // Empty: `dtype`, read by peers where the shard lies.
   std::string format = {};
-  std::optional<DType> compute =
-      std::nullopt;  // of gathered weights; default: the plain dtype that travels, else `dtype`
-  std::optional<DType> gradient = std::nullopt;     // of produced gradients; default: that of gathered weights
-  std::optional<DType> accumulated = std::nullopt;  // of this rank's gradient rows: f32 (default) or bf16
-  int pad_for_alignment =
-      16;  // rows of a shard are a multiple of it, or of the format's if that is larger; 0: no padding
+  std::optional<DType> compute = {};      // of gathered weights; default: the plain dtype that travels, else `dtype`
+  std::optional<DType> gradient = {};     // of produced gradients; default: that of gathered weights
+  std::optional<DType> accumulated = {};  // of this rank's gradient rows: f32 (default) or bf16
+  int pad_for_alignment = 16;  // rows of a shard are a multiple of the larger of it and the format's; 0: no padding
   bool frozen = false;
   // The shard is its quantised planes. They are written at each publication, from the rows of set_master().
   bool native = false;
@@ -154,9 +152,9 @@ struct RuntimeOptions {
   // When an updated weight with a format is quantised: at the end of the update, all in one list; or at its first use
   // in a micro-batch that says Use::first_micro_batch. Weights that are read in place are published by the update.
   PublishAt publish = PublishAt::kUpdate;
+  bool coalesce_amax = true;  // of weights that are quantised together, in one exchange; else in one each. Same bits
   Nonfinite nonfinite = Nonfinite::kError;  // of rows that are quantised
-  // Compares digests of published rows between publication and the next update, and poisons released buffers. Unset:
-  // TESSERA_ETP_CHECK=1.
+  // Compares published rows with what the next update finds, and poisons released buffers. Unset: TESSERA_ETP_CHECK=1.
   std::optional<bool> check = std::nullopt;
   // The file that this rank's schedule is recorded in, until close(), for `tessera etp check` and `tessera etp trace`.
   // "{rank}" and "{group}" in it are replaced; it must have the first where the group has several ranks. A file that is
@@ -270,6 +268,7 @@ struct RuntimeReport {
     bool frozen = false;
     int64_t shard_bytes = 0;
     int64_t publication_bytes = 0;
+    int64_t master_bytes = 0;    // of a native weight: rows that it is quantised from, which are the caller's memory
     int64_t gradient_bytes = 0;  // accumulated, where it is the runtime's memory
     int64_t gathered_bytes = 0;  // of buffers that hold it now
   };
@@ -284,6 +283,7 @@ struct RuntimeReport {
   std::vector<Key> keys = {};
   int64_t shard_bytes = 0;
   int64_t publication_bytes = 0;
+  int64_t master_bytes = 0;
   int64_t gradient_bytes = 0;
   int64_t gathered_bytes = 0;
   int64_t gathered_peak_bytes = 0;
@@ -313,6 +313,14 @@ struct RuntimeReport {
   double exposed_seconds = 0;  // acquire() waited
 };
 
+// A stream on which weights and gradients move beside the computation. It is made at its first use.
+struct StreamInfo {
+  std::string name = {};
+  std::string chain = {};
+  bool gathers = true;  // else it reduces
+  bool idle = true;     // what it was given has ended
+};
+
 // Bytes that a rank will hold at its peak, before the first step.
 struct RuntimeForecast {
   int64_t parameters = 0;
@@ -321,6 +329,7 @@ struct RuntimeForecast {
   int64_t gathered = 0;
   int64_t produced = 0;
   int64_t replicated = 0;
+  int64_t masters = 0;  // of native weights: the caller's memory, and no part of the total
   int64_t total() const { return parameters + publication + gradients + gathered + produced + replicated; }
 };
 
@@ -375,9 +384,8 @@ class Runtime {
   // These weights are gathered, published and folded as one operation when they are used as a list; the first one
   // stands for them in the plan. Their specs are alike except for names.
   void add_experts(std::span<const WeightId> experts);
-  // `count` weights, two at least, that differ in their names only: "NAME[0]", "NAME[1]", ... They are a list of
-  // experts, and their shards lie one behind the other: [count, rows(), K]. So do they where all are gathered:
-  // acquire() of the list gives one FullWeight, [count * F, K].
+  // `count` weights, two at least: a list of experts "NAME[0]", "NAME[1]", ... whose shards lie one behind the other:
+  // [count, rows(), K]. So do they where all are gathered: acquire() of the list gives one FullWeight, [count * F, K].
   std::vector<WeightId> add_stack(const WeightSpec& spec, int count);
   // Not sharded; its gradients are folded at the drain. Returns its number.
   uint32_t add_replicated(const std::string& name, int64_t elements, DType dtype);
@@ -472,6 +480,10 @@ class Runtime {
   // free: the runtime is closed and its FullWeights are released.
   void reallocate(CapturePool pool);
 
+  std::vector<StreamInfo> streams() const;  // those that exist
+  // Waits for what the streams of a chain ("GRAPHED", "UNGRAPHED"; empty: both) were given: gathers, or reductions,
+  // which wait for other ranks' gradients. Throws what one of them failed with. Not collective.
+  void synchronize(std::string_view chain, bool gathers);
   RuntimeReport report() const;
   RuntimeForecast forecast() const;
   // Which gathers of a step (counted in updates; -1: the last whole one) were exposed, which dependency each waited

@@ -4,6 +4,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -14,6 +15,7 @@
 
 #include "base/fail.h"
 #include "choice.h"
+#include "etp/schedule/chains.h"
 #include "etp_values.h"
 #include "layout/text_reader.h"
 
@@ -53,7 +55,9 @@ etp::PrefetchMode prefetch_from(const std::string& name) {
 
 Runtime* make_runtime(const etp::ShardGroup& group, const std::string& reduction, const std::string& prefetch,
                       int distance, int expert_distance, std::optional<int64_t> cap_bytes, const std::string& publish,
-                      const std::string& nonfinite, int replicas, std::optional<bool> check) {
+                      const std::string& nonfinite, int replicas, std::optional<bool> check, bool coalesce_amax,
+                      const std::optional<std::string>& schedule_log, const std::set<std::string>& graph_scope,
+                      bool moe_shared_expert_overlap) {
   etp::RuntimeOptions options{.replicas = replicas,
                               .scale = chosen("reduction", reduction, kReductions),
                               .prefetch = prefetch_from(prefetch),
@@ -61,16 +65,20 @@ Runtime* make_runtime(const etp::ShardGroup& group, const std::string& reduction
                               .expert_distance = expert_distance,
                               .cap_bytes = cap_bytes,
                               .publish = chosen("publish", publish, kPublications),
+                              .coalesce_amax = coalesce_amax,
                               .nonfinite = chosen("nonfinite", nonfinite, kNonfinite),
                               .check = check,
-                              .while_waiting = [] { SignalHook::look(); }};
+                              .schedule_log = schedule_log,
+                              .while_waiting = [] { SignalHook::look(); },
+                              .graph_scope = graph_scope,
+                              .moe_shared_expert_overlap = moe_shared_expert_overlap};
   const nb::gil_scoped_release released;
   return new Runtime(group, std::move(options));
 }
 
 WeightId add(Runtime& runtime, const std::string& name, int64_t rows, int64_t columns, const std::string& dtype,
              const std::string& format, const std::optional<std::string>& compute,
-             const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen) {
+             const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen, bool native) {
   const nb::gil_scoped_release released;
   return runtime.add({.name = name,
                       .rows = rows,
@@ -80,7 +88,8 @@ WeightId add(Runtime& runtime, const std::string& name, int64_t rows, int64_t co
                       .compute = dtype_named(compute),
                       .accumulated = dtype_named(accumulated),
                       .pad_for_alignment = pad_for_alignment,
-                      .frozen = frozen});
+                      .frozen = frozen,
+                      .native = native});
 }
 
 std::vector<WeightId> add_stack(Runtime& runtime, const std::string& name, int count, int64_t rows, int64_t columns,
@@ -252,7 +261,7 @@ void bind_weights(nb::class_<Runtime>& bound) {
   bound
       .def("add", add, nb::arg("name"), nb::arg("rows"), nb::arg("columns"), nb::arg("dtype"), nb::arg("format") = "",
            nb::arg("compute") = nb::none(), nb::arg("accumulated") = nb::none(), nb::arg("pad_for_alignment") = 16,
-           nb::arg("frozen") = false)
+           nb::arg("frozen") = false, nb::arg("native") = false)
       .def("add_stack", add_stack, nb::arg("name"), nb::arg("count"), nb::arg("rows"), nb::arg("columns"),
            nb::arg("dtype"), nb::arg("format") = "", nb::arg("compute") = nb::none(),
            nb::arg("accumulated") = nb::none(), nb::arg("pad_for_alignment") = 16, nb::arg("frozen") = false,
@@ -283,6 +292,13 @@ void bind_weights(nb::class_<Runtime>& bound) {
            nb::sig("def stack_shard(self, stack: collections.abc.Sequence[int]) -> typing.Any"),
            "A DLPack capsule over this rank's rows of all weights of a stack; None where it has none.")
       .def(
+          "set_master",
+          [](Runtime& runtime, WeightId weight, uintptr_t rows, const std::string& dtype) {
+            runtime.set_master(weight, at_address<const void>(rows), parse_dtype(dtype));
+          },
+          nb::arg("weight"), nb::arg("rows"), nb::arg("dtype"),
+          "The address of what a native weight is quantised from at each publication.")
+      .def(
           "set_gradient",
           [](Runtime& runtime, WeightId weight, uintptr_t rows, const std::string& dtype, bool empty) {
             runtime.set_gradient(weight, at_address<void>(rows), parse_dtype(dtype), empty);
@@ -307,17 +323,26 @@ void bind_status(nb::module_& module) {
 
 std::string report_text(const etp::RuntimeReport& self) {
   return fmt::format(
-      "EtpReport(rank={}, size={}, weights={}, shard_bytes={}, publication_bytes={}, gradient_bytes={}, "
-      "gathered_bytes={}, gathered_peak_bytes={}, produced_bytes={}, produced_peak_bytes={}, replicated_bytes={}, "
-      "consumptions={}, prefetched={}, on_demand={}, bytes_gathered={}, rounds={}, updates={}, "
+      "EtpReport(rank={}, size={}, weights={}, shard_bytes={}, publication_bytes={}, master_bytes={}, "
+      "gradient_bytes={}, gathered_bytes={}, gathered_peak_bytes={}, produced_bytes={}, produced_peak_bytes={}, "
+      "replicated_bytes={}, consumptions={}, prefetched={}, on_demand={}, bytes_gathered={}, rounds={}, updates={}, "
       "exposed_seconds={:.3g})",
-      self.rank, self.size, self.weights.size(), self.shard_bytes, self.publication_bytes, self.gradient_bytes,
-      self.gathered_bytes, self.gathered_peak_bytes, self.produced_bytes, self.produced_peak_bytes,
+      self.rank, self.size, self.weights.size(), self.shard_bytes, self.publication_bytes, self.master_bytes,
+      self.gradient_bytes, self.gathered_bytes, self.gathered_peak_bytes, self.produced_bytes, self.produced_peak_bytes,
       self.replicated_bytes, self.consumptions, self.prefetched, self.on_demand, self.bytes_gathered, self.rounds,
       self.updates, self.exposed_seconds);
 }
 
-void bind_report(nb::module_& module) {
+void bind_streams(nb::module_& module) {
+  using Stream = etp::StreamInfo;
+  nb::class_<Stream>(module, "EtpStream", "On which weights and gradients move beside the computation.")
+      .def_ro("name", &Stream::name)
+      .def_ro("chain", &Stream::chain)
+      .def_ro("gathers", &Stream::gathers)
+      .def_ro("idle", &Stream::idle);
+}
+
+void bind_weight_report(nb::module_& module) {
   using Report = etp::RuntimeReport;
   nb::class_<Report::Weight>(module, "EtpWeightReport")
       .def_ro("name", &Report::Weight::name)
@@ -328,12 +353,17 @@ void bind_report(nb::module_& module) {
       .def_ro("frozen", &Report::Weight::frozen)
       .def_ro("shard_bytes", &Report::Weight::shard_bytes)
       .def_ro("publication_bytes", &Report::Weight::publication_bytes)
+      .def_ro("master_bytes", &Report::Weight::master_bytes)
       .def_ro("gradient_bytes", &Report::Weight::gradient_bytes)
       .def_ro("gathered_bytes", &Report::Weight::gathered_bytes);
   nb::class_<Report::Key>(module, "EtpKeyReport")
       .def_ro("key", &Report::Key::key)
       .def_ro("bytes", &Report::Key::bytes)
       .def_ro("peak_bytes", &Report::Key::peak_bytes);
+}
+
+void bind_report(nb::module_& module) {
+  using Report = etp::RuntimeReport;
   nb::class_<Report>(module, "EtpReport",
                      "What a model holds on this rank now, in bytes, and what happened since it was sharded.")
       .def_ro("rank", &Report::rank)
@@ -342,6 +372,7 @@ void bind_report(nb::module_& module) {
       .def_ro("keys", &Report::keys)
       .def_ro("shard_bytes", &Report::shard_bytes)
       .def_ro("publication_bytes", &Report::publication_bytes)
+      .def_ro("master_bytes", &Report::master_bytes)
       .def_ro("gradient_bytes", &Report::gradient_bytes)
       .def_ro("gathered_bytes", &Report::gathered_bytes)
       .def_ro("gathered_peak_bytes", &Report::gathered_peak_bytes)
@@ -378,13 +409,14 @@ void bind_forecast(nb::module_& module) {
       .def_ro("gathered", &Forecast::gathered)
       .def_ro("produced", &Forecast::produced)
       .def_ro("replicated", &Forecast::replicated)
+      .def_ro("masters", &Forecast::masters)
       .def_prop_ro("total", &Forecast::total)
       .def("__repr__", [](const Forecast& self) {
         return fmt::format(
             "EtpForecast(parameters={}, publication={}, gradients={}, gathered={}, produced={}, replicated={}, "
-            "total={})",
+            "masters={}, total={})",
             self.parameters, self.publication, self.gradients, self.gathered, self.produced, self.replicated,
-            self.total());
+            self.masters, self.total());
       });
 }
 
@@ -392,18 +424,29 @@ void bind_forecast(nb::module_& module) {
 
 void bind_etp_runtime(nb::module_& module) {
   const nb::class_<GradientBuffer> buffer(module, "GradientBuffer", "Room for a gradient in shared memory.");
+  module.def(
+      "check_graph_scope",
+      [](const std::set<std::string>& names) {
+        etp::GraphScope::of(std::vector<std::string>(names.begin(), names.end()), false);
+      },
+      nb::arg("names"), "Throws for a name that no part of a model that can be captured has.");
   bind_status(module);
+  bind_streams(module);
+  bind_weight_report(module);
   bind_report(module);
   bind_forecast(module);
   nb::class_<Runtime> bound(module, "EtpRuntime", "The weights of one model; tessera.etp is built on it.");
   bound.def(nb::new_(&make_runtime), nb::arg("group"), nb::arg("reduction") = "mean", nb::arg("prefetch") = "auto",
             nb::arg("distance") = 1, nb::arg("expert_distance") = 2, nb::arg("cap_bytes") = nb::none(),
             nb::arg("publish") = "update", nb::arg("nonfinite") = "error", nb::arg("replicas") = 1,
-            nb::arg("check") = nb::none());
+            nb::arg("check") = nb::none(), nb::arg("coalesce_amax") = true, nb::arg("schedule_log") = nb::none(),
+            nb::arg("graph_scope") = std::set<std::string>(), nb::arg("moe_shared_expert_overlap") = false);
   bind_weights(bound);
   bind_steps(bound);
   const nb::call_guard<nb::gil_scoped_release> released;
-  bound.def("report", &Runtime::report, released)
+  bound.def("streams", &Runtime::streams, released)
+      .def("synchronize", &Runtime::synchronize, nb::arg("chain"), nb::arg("gathers"), released)
+      .def("report", &Runtime::report, released)
       .def("forecast", &Runtime::forecast, released)
       .def("explain", &Runtime::explain, nb::arg("step") = -1, released)
       .def("close", &Runtime::close, released);

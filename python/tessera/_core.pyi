@@ -807,6 +807,9 @@ def etp_norms(group: ShardGroup, parts: Sequence[tuple[int, int, int, int, str, 
 class GradientBuffer:
     """Room for a gradient in shared memory."""
 
+def check_graph_scope(names: Set[str]) -> None:
+    """Throws for a name that no part of a model that can be captured has."""
+
 class EtpStatus:
     """What of a weight is under way, and what is used around it."""
 
@@ -824,6 +827,21 @@ class EtpStatus:
 
     @property
     def expert(self) -> int | None: ...
+
+class EtpStream:
+    """On which weights and gradients move beside the computation."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def chain(self) -> str: ...
+
+    @property
+    def gathers(self) -> bool: ...
+
+    @property
+    def idle(self) -> bool: ...
 
 class EtpWeightReport:
     @property
@@ -849,6 +867,9 @@ class EtpWeightReport:
 
     @property
     def publication_bytes(self) -> int: ...
+
+    @property
+    def master_bytes(self) -> int: ...
 
     @property
     def gradient_bytes(self) -> int: ...
@@ -888,6 +909,9 @@ class EtpReport:
 
     @property
     def publication_bytes(self) -> int: ...
+
+    @property
+    def master_bytes(self) -> int: ...
 
     @property
     def gradient_bytes(self) -> int: ...
@@ -985,6 +1009,9 @@ class EtpForecast:
     def replicated(self) -> int: ...
 
     @property
+    def masters(self) -> int: ...
+
+    @property
     def total(self) -> int: ...
 
     def __repr__(self) -> str: ...
@@ -992,9 +1019,9 @@ class EtpForecast:
 class EtpRuntime:
     """The weights of one model; tessera.etp is built on it."""
 
-    def __init__(self, group: ShardGroup, reduction: str = 'mean', prefetch: str = 'auto', distance: int = 1, expert_distance: int = 2, cap_bytes: int | None = None, publish: str = 'update', nonfinite: str = 'error', replicas: int = 1, check: bool | None = None) -> None: ...
+    def __init__(self, group: ShardGroup, reduction: str = 'mean', prefetch: str = 'auto', distance: int = 1, expert_distance: int = 2, cap_bytes: int | None = None, publish: str = 'update', nonfinite: str = 'error', replicas: int = 1, check: bool | None = None, coalesce_amax: bool = True, schedule_log: str | None = None, graph_scope: Set[str] = ..., moe_shared_expert_overlap: bool = False) -> None: ...
 
-    def add(self, name: str, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False) -> int: ...
+    def add(self, name: str, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False, native: bool = False) -> int: ...
 
     def add_stack(self, name: str, count: int, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False) -> list[int]:
         """Weights NAME[0], NAME[1], ..., which are a list of experts."""
@@ -1020,6 +1047,11 @@ class EtpRuntime:
     def stack_shard(self, stack: Sequence[int]) -> Any:
         """
         A DLPack capsule over this rank's rows of all weights of a stack; None where it has none.
+        """
+
+    def set_master(self, weight: int, rows: int, dtype: str) -> None:
+        """
+        The address of what a native weight is quantised from at each publication.
         """
 
     def set_gradient(self, weight: int, rows: int, dtype: str, empty: bool = False) -> None:
@@ -1067,6 +1099,10 @@ class EtpRuntime:
     def end_update(self) -> None: ...
 
     def publish(self, weights: Sequence[int]) -> None: ...
+
+    def streams(self) -> list[EtpStream]: ...
+
+    def synchronize(self, chain: str, gathers: bool) -> None: ...
 
     def report(self) -> EtpReport: ...
 

@@ -29,6 +29,26 @@ void SideStreams::synchronize(const Deadline& deadline) {
     for (device::Stream* stream : existing(*streams)) stream->synchronize(deadline);
 }
 
+std::vector<StreamInfo> SideStreams::infos() const {
+  std::vector<StreamInfo> infos;
+  for (const Streams* streams : {&gathers_, &reductions_})
+    for (size_t chain = 0; chain < streams->size(); ++chain) {
+      const std::shared_ptr<device::Stream>& stream = (*streams)[chain];
+      if (stream == nullptr) continue;
+      infos.push_back({.name = stream->name(),
+                       .chain = std::string(to_string(static_cast<Chain>(chain))),
+                       .gathers = streams == &gathers_,
+                       .idle = stream->record().done()});
+    }
+  return infos;
+}
+
+void SideStreams::synchronize(std::optional<Chain> chain, bool gathers, const Deadline& deadline) {
+  const Streams& streams = gathers ? gathers_ : reductions_;
+  for (size_t i = 0; i < streams.size(); ++i)
+    if (streams[i] != nullptr && (!chain || static_cast<size_t>(*chain) == i)) streams[i]->synchronize(deadline);
+}
+
 void SideStreams::close(const Deadline& deadline) {
   for (Streams* streams : {&gathers_, &reductions_})
     for (auto& stream : *streams) {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ class SideStreams {
 
   device::Stream& gather(Chain chain) { return of(gathers_, chain, "gather", options_.gather_bytes_per_second); }
   device::Stream& reduce(Chain chain) { return of(reductions_, chain, "reduce", options_.reduce_bytes_per_second); }
+  std::vector<StreamInfo> infos() const;
+  // Waits until those of a chain, or of both, are idle; throws the first one's error.
+  void synchronize(std::optional<Chain> chain, bool gathers, const Deadline& deadline);
   // Those that exist.
   std::vector<device::Stream*> gathers() const { return existing(gathers_); }
   std::vector<device::Stream*> reductions() const { return existing(reductions_); }

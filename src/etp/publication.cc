@@ -97,7 +97,12 @@ void Publisher::publish(std::span<Parameter* const> weights, const float* noop) 
   for (Parameter* p : list)
     if (p->weight.format.needs_amax()) scaled.push_back(p);
   const bool skips = noop != nullptr && *noop != 0;
-  if (!scaled.empty() && !skips) agree(scaled, amax(scaled, noop));
+  if (!scaled.empty() && !skips) {
+    const std::vector<Amax> own = amax(scaled, noop);
+    const size_t together = context_.options.coalesce_amax ? scaled.size() : 1;
+    for (size_t i = 0; i < scaled.size(); i += together)
+      agree(std::span(scaled).subspan(i, together), std::span(own).subspan(i, together));
+  }
   for (Parameter* p : list) {
     if (p->weight.in_place) continue;
     try {

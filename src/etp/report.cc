@@ -38,11 +38,13 @@ RuntimeReport RuntimeImpl::report() const {
                               .frozen = w.spec.frozen,
                               .shard_bytes = static_cast<int64_t>(p->shard->bytes()),
                               .publication_bytes = static_cast<int64_t>(p->publication.planes.bytes()),
+                              .master_bytes = p->master == nullptr ? 0 : bytes_of(p->master_dtype, w.elements()),
                               .gradient_bytes = static_cast<int64_t>(p->gradient.own.bytes()),
                               .gathered_bytes = found == held.end() ? 0 : found->second});
     const RuntimeReport::Weight& last = report.weights.back();
     report.shard_bytes += last.shard_bytes;
     report.publication_bytes += last.publication_bytes;
+    report.master_bytes += last.master_bytes;
     report.gradient_bytes += last.gradient_bytes;
   }
   for (const CacheReport::Pool& pool : cache.pools)

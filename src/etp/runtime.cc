@@ -234,6 +234,17 @@ void Runtime::publish(std::span<const WeightId> weights, const float* noop) {
   impl_->publish(weights, noop);
 }
 
+std::vector<StreamInfo> Runtime::streams() const {
+  const RuntimeImpl::Call call(*impl_, "streams()");
+  return impl_->context_.streams.infos();
+}
+
+void Runtime::synchronize(std::string_view chain, bool gathers) {
+  const RuntimeImpl::Call call(*impl_, "synchronize()");
+  const std::optional<Chain> named = chain.empty() ? std::nullopt : std::optional(parse_chain(chain));
+  impl_->context_.streams.synchronize(named, gathers, impl_->context_.group.deadline());
+}
+
 RuntimeReport Runtime::report() const {
   const RuntimeImpl::Call call(*impl_);
   return impl_->report();

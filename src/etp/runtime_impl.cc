@@ -195,10 +195,10 @@ void RuntimeImpl::add_experts(std::span<const WeightId> experts, bool stacked) {
 
 void RuntimeImpl::agree_on_options() {
   if (std::exchange(options_agreed_, true)) return;
-  const std::string mine =
-      fmt::format("{} of gradients, weights published at {}, {} replica(s)",
-                  options_.scale == GradientScale::kMean ? "the mean" : "the sum",
-                  options_.publish == PublishAt::kUpdate ? "the update" : "their first use", options_.replicas);
+  const std::string mine = fmt::format("{} of gradients, weights published at {}, {} replica(s), amaxes exchanged {}",
+                                       options_.scale == GradientScale::kMean ? "the mean" : "the sum",
+                                       options_.publish == PublishAt::kUpdate ? "the update" : "their first use",
+                                       options_.replicas, options_.coalesce_amax ? "together" : "one by one");
   const std::vector<std::string> all = context_.group.exchange("options", mine);
   for (int q = 0; q < context_.ranks(); ++q)
     if (all[static_cast<size_t>(q)] != mine)

@@ -1,5 +1,6 @@
 #include "etp/schedule_log.h"
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 #include <utility>
@@ -18,12 +19,14 @@ std::string schedule_log_path(const std::string& pattern, const collective::Grou
          "all {} ranks would record their schedule in {}: put {} into TESSERA_ETP_LOG or schedule_log"_message,
          group.size(), tessera::quoted(pattern), "{rank}");
   std::string path = pattern;
+  std::string name = group.name();
+  std::ranges::replace(name, '/', '-');  // it is part of a file's name
   const std::array<std::pair<std::string_view, std::string>, 2> values = {
       std::pair{std::string_view("{rank}"), std::to_string(group.rank())},
-      std::pair{std::string_view("{group}"), group.name()}};
-  for (const auto& [name, value] : values)
-    for (size_t at = path.find(name); at != std::string::npos; at = path.find(name, at + value.size()))
-      path.replace(at, name.size(), value);
+      std::pair{std::string_view("{group}"), name}};
+  for (const auto& [field, value] : values)
+    for (size_t at = path.find(field); at != std::string::npos; at = path.find(field, at + value.size()))
+      path.replace(at, field.size(), value);
   return path;
 }
 

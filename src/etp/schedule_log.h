@@ -10,7 +10,7 @@
 namespace tessera::etp {
 
 // The path that a pattern (RuntimeOptions::schedule_log) stands for. Throws Error(kInvalidArgument) for one that is the
-// same on several ranks.
+// same on several ranks. Slashes of the group's name become dashes.
 std::string schedule_log_path(const std::string& pattern, const collective::Group& group);
 
 // Thread-compatible.

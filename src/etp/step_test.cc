@@ -166,6 +166,66 @@ TEST(StepTest, ANativeWeightIsPublishedFromItsMaster) {
     runtime.update({{w}}, [&] { std::ranges::fill(master, 2.0F); });
     EXPECT_EQ(static_cast<const float*>(runtime.acquire(w, Phase::kBackward).data())[700], 2.0F);
     EXPECT_EQ(runtime.report().shard_bytes, 0);
+    EXPECT_EQ(runtime.report().master_bytes, runtime.rows(w).size() * 16 * 4);
+    EXPECT_EQ(runtime.forecast().masters, runtime.report().master_bytes);
+  });
+}
+
+TEST(StepTest, AmaxesAreExchangedTogetherOrOneByOneWithTheSamePlanes) {
+  const auto planes = [](bool together) {
+    std::vector<float> values;
+    run_ranks(2, [&](ShardGroup group) {
+      RuntimeOptions options = prefetching();
+      options.coalesce_amax = together;
+      Runtime runtime(group, options);
+      std::vector<WeightId> weights;
+      for (const char* format : {"nvfp4", "mxfp8", "nvfp4"})
+        weights.push_back(
+            runtime.add({.name = fmt::format("w{}", weights.size()), .rows = 64, .columns = 16, .format = format}));
+      for (const WeightId w : weights) fill_shard(runtime, w, 3);
+      runtime.start();
+      EXPECT_EQ(runtime.report().max_exchanges, together ? 1 : 2);
+      for (const WeightId w : weights) {
+        const FullWeight full = runtime.acquire(w, Phase::kForward);
+        const auto* data = static_cast<const float*>(full.data());
+        if (group.rank() == 0) values.insert(values.end(), data, data + full.rows() * full.columns());
+      }
+      group.impl()->barrier("end");
+    });
+    return values;
+  };
+  const std::vector<float> found = planes(true);
+  EXPECT_EQ(found.size(), 3U * 64 * 16);
+  EXPECT_EQ(found, planes(false));
+}
+
+TEST(StepTest, StreamsOfAChainAreNamedAndCanBeWaitedFor) {
+  run_ranks(2, [](ShardGroup group) {
+    RuntimeOptions options = prefetching();
+    options.graph_scope = {"attn"};
+    options.inline_bytes = 0;
+    Runtime runtime(group, options);
+    const std::vector<WeightId> weights{
+        runtime.add({.name = "layer.self_attention.q", .rows = 64, .columns = 16}),
+        runtime.add({.name = "layer.self_attention.k", .rows = 64, .columns = 16}),
+    };
+    runtime.start();
+    EXPECT_TRUE(runtime.streams().empty());
+    for (int step = 0; step < 2; ++step) {
+      for (const WeightId w : weights) runtime.acquire(w, Phase::kForward, {.expects_backward = false});
+      runtime.update(weights, [] {});
+    }
+    runtime.synchronize("GRAPHED", true);
+    runtime.synchronize("", true);
+    runtime.synchronize("UNGRAPHED", false);  // which has none
+    const std::vector<StreamInfo> streams = runtime.streams();
+    ASSERT_EQ(streams.size(), 1U);
+    EXPECT_EQ(streams[0].name, "gather-g");
+    EXPECT_EQ(streams[0].chain, "GRAPHED");
+    EXPECT_TRUE(streams[0].gathers);
+    EXPECT_TRUE(streams[0].idle);
+    EXPECT_THAT(error_of([&] { runtime.synchronize("graphed", true); }),
+                HasSubstr("there is no chain \"graphed\": there are GRAPHED and UNGRAPHED"));
   });
 }
 

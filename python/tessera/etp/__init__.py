@@ -17,7 +17,8 @@ step, update(), logical(), summon(), unshard_(), clip_grad_norm_(), load_optimiz
 torch.
 """
 
-from ._config import update_config
+from ._chains import Stream, classify_etp_chains, streams, wait_async_comms
+from ._config import set_cuda_graph_scope, update_config
 from ._exact.conditions import Condition, Exactness, exactness
 from ._exact.verify import Difference, Verification, verify
 from ._group import Group, init_group
@@ -27,8 +28,8 @@ from ._report import explain, forecast, report
 from ._shard import shard_module_, unshard_
 from ._states.logical import LogicalTensor
 from ._states.optimizer import load_optimizer_state_dict, optimizer_state_dict
-from ._surface import classify_etp_chains, tag_etp_params_with_names, wrap_module_params_etp
-from ._views import local, logical, summon, update, wait_async_comms
+from ._surface import tag_etp_params_with_names, wrap_module_params_etp
+from ._views import local, logical, summon, update
 from ._weights.parameter import ShardedParameter
 from ._weights.stack import Expert, Stack
 from ._weights.weight import Weight
@@ -48,6 +49,7 @@ __all__ = [
     "LogicalTensor",
     "ShardedParameter",
     "Stack",
+    "Stream",
     "Verification",
     "Weight",
     "allow_optimizer",
@@ -62,7 +64,9 @@ __all__ = [
     "logical",
     "optimizer_state_dict",
     "report",
+    "set_cuda_graph_scope",
     "shard_module_",
+    "streams",
     "summon",
     "tag_etp_params_with_names",
     "unshard_",

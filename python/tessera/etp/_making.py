@@ -9,13 +9,18 @@ import torch
 
 from .. import _core
 from .._errors import MismatchError
-from ._config import config
+from ._config import config, graphs
 from ._group import Group
 from ._model import ShardedModel
 from ._weights.stack import Stack
 from ._weights.weight import Weight, dtype_name
 
 _PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+def is_plain(format: str) -> bool:
+    """Whether what travels in a format is not quantised."""
+    return not format or format.lower() in _PLAIN
 
 
 def make_runtime(
@@ -32,6 +37,11 @@ def make_runtime(
         publish=publish,
         nonfinite=nonfinite,
         replicas=replicas,
+        check=config.check,
+        coalesce_amax=config.coalesce_amax_allreduce,
+        schedule_log=config.schedule_log,
+        graph_scope=set(graphs.names),
+        moe_shared_expert_overlap=graphs.moe_shared_expert_overlap,
     )
 
 
@@ -42,8 +52,13 @@ def add_weight(
     matrix: torch.Size,
     format: str,
     compute_dtype: torch.dtype | None = None,
+    native: bool = False,
 ) -> Weight:
-    """Keeps this rank's rows of `full`. Peers know of it once the runtime has been started, again if it was."""
+    """Keeps this rank's rows of `full`. Peers know of it once the runtime has been started, again if it was.
+
+    Args:
+        native: The shard is what travels, and the parameter's rows are memory of this rank's own.
+    """
     computed = (compute_dtype if format else None) or _PLAIN.get(format, full.dtype)
     number = model.runtime.add(
         name,
@@ -55,8 +70,9 @@ def add_weight(
         "bf16" if full.dtype == torch.bfloat16 else "f32",
         config.pad_for_alignment,
         not full.requires_grad,
+        native,
     )
-    weight = Weight(model, [number], name, full, matrix, format, computed)
+    weight = Weight(model, [number], name, full, matrix, format, computed, native)
     model.weights.append(weight)
     return weight
 

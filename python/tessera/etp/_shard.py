@@ -3,44 +3,67 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
-from .._arguments import choice, pattern, whole
+from .._arguments import choice, elements, pattern, whole
 from .._errors import AlreadyExistsError, InvalidArgumentError
 from ._autograd.modules import Constructed, put, sharded_class, unsharded_class
 from ._compile import leave_out_of_graphs
+from ._config import config
 from ._group import Group
-from ._making import add_stack, add_weight, digest_of, make_runtime, require_same, require_same_digests
+from ._making import add_stack, add_weight, digest_of, is_plain, make_runtime, require_same, require_same_digests
 from ._meta import Init, is_on_meta, materialise
 from ._model import ShardedModel
 from ._optim.norms import typed
 from ._optim.optimizers import watch_optimizers
 from ._refusals import require_shardable
 from ._views import logical, models_of, places_of
+from ._weights.experts import expert_lists, gather_together
 from ._weights.parameter import ShardedParameter
 from ._weights.replicated import Replicated
 from ._weights.weight import Weight, can_shard, dtype_name
 from ._wrappers import leave_out_of_ddp, put_back_into_ddp, watch_wrappers
 
 Filter = Callable[[str, torch.nn.Parameter], bool]
+Pattern = str | re.Pattern[str]
+Place = tuple[torch.nn.Module, str]
+_PATTERNS = "a list of regular expressions"
+
+
+class _Chosen(NamedTuple):
+    format: str
+    native: bool
+
+
+class _Choice(NamedTuple):
+    """Arguments of shard_module_() that choose weights."""
+
+    filter: Filter | None
+    min_elements: int
+    formats: Mapping[Pattern, str]
+    native: Iterable[Pattern]
 
 
 def shard_module_(
     model: torch.nn.Module,
     group: Group,
-    formats: Mapping[str | re.Pattern[str], str] | None = None,
+    formats: Mapping[Pattern, str] | None = None,
     filter: Filter | None = None,
     min_elements: int = 2048,
     reduction: str = "mean",
     publish: str = "update",
-    mode: str = "deferred",
+    mode: str | None = None,
     compute_dtype: torch.dtype | None = None,
     dp: Group | None = None,
     *,
+    native: Iterable[Pattern] = (),
+    experts: Iterable[Sequence[str]] = (),
     nonfinite: str = "error",
     init: Init | None = None,
     stacks: Filter | None = None,
@@ -71,10 +94,15 @@ def shard_module_(
         publish: When weights with a format are quantised: at the end of an "update", or at their "first_use" after it.
         mode: "deferred": gradients are added while the backward goes on, and .grad is set at its end. "inline": weights
             are ordinary inputs of autograd, and their gradients are reduced where the backward passes, collectively:
-            torch.autograd.grad(), second derivatives, any hook. Slower; ranks must run the same backward.
+            torch.autograd.grad(), second derivatives, any hook. Slower; ranks must run the same backward. None:
+            "deferred", unless update_config(async_reduction=False) says otherwise.
         compute_dtype: Of gathered weights with a format. None: the plain dtype that travels, else the parameter's.
         dp: A group of init_group() over an orthogonal axis, for data parallelism: its ranks keep the same rows, and
             train on different tokens. Gradients are reduced over both, in the order (dp, group) of ranks.
+        native: Regular expressions for names of weights with a quantised format. Ranks share nothing of these but what
+            travels: the parameter is the master that it is made from, in memory of this rank's own.
+        experts: Lists of names of weights of one shape, which are gathered and quantised together when the first one of
+            a list is used, such as those of a layer of experts.
         nonfinite: "error" refuses to quantise NaN and infinity, "propagate" does it by the format's rules.
         init: Called with each module that has parameters or buffers on the meta device, to fill these.
         stacks: Called with name and parameter of those of three dims: whether they are experts. None: those of two
@@ -82,7 +110,8 @@ def shard_module_(
     """
     if not isinstance(group, Group):
         raise InvalidArgumentError(f"shard_module_: group {group!r}: give what etp.init_group() returns")
-    inline = choice("mode", mode, ("deferred", "inline")) == "inline"
+    default = "deferred" if config.async_reduction else "inline"
+    inline = choice("mode", default if mode is None else mode, ("deferred", "inline")) == "inline"
     if dp is not None and not isinstance(dp, Group):
         raise InvalidArgumentError(f"shard_module_: dp {dp!r}: give what etp.init_group() returns")
     replicas = 1 if dp is None else dp.size
@@ -98,7 +127,8 @@ def shard_module_(
             "replicas: leave out dp=, or construct a plain layer"
         )
     require_shardable(model, named)
-    chosen = _chosen(named, ranks, filter, min_elements, formats or {})
+    chosen = _chosen(named, ranks, _Choice(filter, min_elements, formats or {}, elements("native", native, _PATTERNS)))
+    lists = expert_lists(experts, {name: parameter.shape for name, parameter in named}, chosen)
     if not chosen and ranks > 1 and not layers:
         raise InvalidArgumentError(
             f"shard_module_: no weight of {type(model).__name__} is left to shard by filter= and "
@@ -114,8 +144,11 @@ def shard_module_(
             runtime = make_runtime(core, reduction, publish, nonfinite, replicas)
             sharded = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / ranks)
         cut = _Cut(sharded, _places(model), compute_dtype, publish, stacks)
+        cut.require_matrices(named, [name for name, how in chosen.items() if how.native], "native")
+        cut.require_matrices(named, itertools.chain.from_iterable(lists), "experts")
         _take(model, groups, cut, named, chosen, init)
     if sharded is not None:
+        gather_together(sharded.weights, lists)
         sharded.runtime.start()
         sharded.watch(model)
         models = models_of(model)
@@ -133,7 +166,7 @@ def _take(
     groups: Sequence[Group],
     cut: _Cut,
     named: list[tuple[str, torch.nn.Parameter]],
-    chosen: dict[str, str],
+    chosen: dict[str, _Chosen],
     init: Init | None,
 ) -> None:
     """Cuts what is chosen, and notes what stays whole."""
@@ -204,18 +237,19 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
 def _chosen(
     named: list[tuple[str, torch.nn.Parameter]],
     ranks: int,
-    filter: Filter | None,
-    min_elements: int,
-    formats: Mapping[str | re.Pattern[str], str],
-) -> dict[str, str]:
-    """The format of every weight that is to be sharded, by name."""
-    rules = [(pattern("formats", key), format) for key, format in formats.items()]
+    choice: _Choice,
+) -> dict[str, _Chosen]:
+    """Every weight that is to be sharded, by name."""
+    rules = [(pattern("formats", key), format) for key, format in choice.formats.items()]
+    natives = [pattern("native", key) for key in choice.native]
     used: set[int] = set()
-    chosen = {}
+    chosen: dict[str, _Chosen] = {}
     for name, parameter in named:
         if parameter.dim() < 2 or not can_shard(parameter.dtype):
             continue
-        if parameter.numel() < min_elements or (filter is not None and not filter(name, parameter)):
+        if parameter.numel() < choice.min_elements or (
+            choice.filter is not None and not choice.filter(name, parameter)
+        ):
             continue
         format = ""
         for i, (rule, candidate) in enumerate(rules):
@@ -224,12 +258,24 @@ def _chosen(
                 used.add(i)
                 break
         if ranks > 1 or format:
-            chosen[name] = format
+            native = any(each.fullmatch(name) for each in natives)
+            if native and is_plain(format):
+                raise InvalidArgumentError(
+                    f"native: {name} travels as {format or 'it is'}, and a native shard is quantised: give it a format "
+                    "such as 'nvfp4' in formats=, or no pattern in native="
+                )
+            chosen[name] = _Chosen(format, native)
     for i, (rule, format) in enumerate(rules):
         if i not in used:
             raise InvalidArgumentError(
                 f"formats: {rule.pattern!r} ({format}) gives no weight its format: weights are "
                 f"{_some(name for name, _ in named)}; patterns are for whole names"
+            )
+    for each in natives:
+        if not any(each.fullmatch(name) for name in chosen):
+            raise InvalidArgumentError(
+                f"native: {each.pattern!r} names no weight that is sharded: weights are {_some(chosen)}; patterns are "
+                "for whole names"
             )
     return chosen
 
@@ -237,9 +283,6 @@ def _chosen(
 def _some(names: Iterable[str]) -> str:
     found = list(names)
     return ", ".join(found[:3]) + (f" and {len(found) - 3} others" if len(found) > 3 else "")
-
-
-Place = tuple[torch.nn.Module, str]
 
 
 def _places(model: torch.nn.Module) -> dict[int, list[Place]]:
@@ -275,20 +318,33 @@ class _Cut:
     publish: str
     stacks: Filter | None
 
-    def _is_stack(self, name: str, full: torch.nn.Parameter, places: list[Place]) -> bool:
+    def is_stack(self, name: str, full: torch.nn.Parameter, places: list[Place]) -> bool:
         if full.dim() != 3 or full.shape[0] < 2:
             return False
         if self.stacks is not None:
             return bool(self.stacks(name, full))
         return not any(_is_torchs(module) for module, _ in places)
 
-    def take(
-        self, sharded: ShardedModel, name: str, full: torch.nn.Parameter, format: str, places: list[Place]
+    def require_matrices(
+        self, named: Iterable[tuple[str, torch.nn.Parameter]], names: Iterable[str], what: str
     ) -> None:
-        if self._is_stack(name, full, places):
-            weight: Weight = add_stack(sharded, name, full, format, self.compute_dtype, self.publish)
+        """Throws if one of `names`, which an argument chooses, is a stack."""
+        wanted = set(names)
+        for name, parameter in named:
+            if name in wanted and self.is_stack(name, parameter, self.places[id(parameter)]):
+                raise InvalidArgumentError(
+                    f"{what}: {name} is a stack of experts, which is not native and is a list by itself: leave it out, "
+                    "or say in stacks= that it is none"
+                )
+
+    def take(
+        self, sharded: ShardedModel, name: str, full: torch.nn.Parameter, how: _Chosen, places: list[Place]
+    ) -> None:
+        if self.is_stack(name, full, places):
+            weight: Weight = add_stack(sharded, name, full, how.format, self.compute_dtype, self.publish)
         else:
-            weight = add_weight(sharded, name, full, _matrix(full.shape, places), format, self.compute_dtype)
+            matrix = _matrix(full.shape, places)
+            weight = add_weight(sharded, name, full, matrix, how.format, self.compute_dtype, how.native)
         parameter = weight.parameter
         if full.grad is not None:
             parameter.grad = typed(weight.cut(full.grad).clone(), weight)

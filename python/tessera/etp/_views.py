@@ -9,7 +9,7 @@ import torch
 
 from .._errors import InvalidArgumentError
 from ._autograd.modules import put, unsharded_class
-from ._model import ShardedModel, models_of_this_process
+from ._model import ShardedModel
 from ._optim.norms import ShardedGradient, plain
 from ._weights.parameter import ShardedParameter
 from ._weights.rows import gather_rows
@@ -54,15 +54,6 @@ def update(model: torch.nn.Module) -> Iterator[None]:
             each.begin_update([weight for weight in _weights_of(model) if weight.model is each])
             updates.callback(each.end_update)
         yield
-
-
-def wait_async_comms() -> None:
-    """Adds every gradient that any rank has produced, of all models of this process. Collective.
-
-    The end of a backward does it: it is for ranks that had none, while others had.
-    """
-    for model in models_of_this_process():
-        model.drain()
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

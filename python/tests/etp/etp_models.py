@@ -69,6 +69,18 @@ def adamw(parameters: Iterable[torch.nn.Parameter], **options: Any) -> torch.opt
     return torch.optim.AdamW(parameters, lr=1e-2, **options)
 
 
+@contextlib.contextmanager
+def configured(**options: Any) -> Iterator[None]:
+    """With options of update_config()."""
+    config = etp._config.config
+    before = {name: getattr(config, name) for name in options}
+    etp.update_config(**options)
+    try:
+        yield
+    finally:
+        etp.update_config(**before)
+
+
 def as_bytes(tensor: torch.Tensor) -> bytes:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 

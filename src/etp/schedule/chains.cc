@@ -36,6 +36,13 @@ std::string_view to_string(Chain chain) {
   return chain == Chain::kGraphed ? "GRAPHED" : "UNGRAPHED";
 }
 
+Chain parse_chain(std::string_view name) {
+  for (const Chain chain : {Chain::kGraphed, Chain::kUngraphed})
+    if (name == to_string(chain)) return chain;
+  fail(ErrorCode::kInvalidArgument, "there is no chain {}: there are GRAPHED and UNGRAPHED"_message,
+       tessera::quoted(name));
+}
+
 GraphScope GraphScope::of(std::span<const std::string> names, bool shared_expert_overlap) {
   GraphScope scope{.shared_expert_overlap = shared_expert_overlap};
   std::vector<std::string_view> known;

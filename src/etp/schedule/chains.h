@@ -14,6 +14,8 @@ namespace tessera::etp {
 enum class Chain : uint8_t { kGraphed, kUngraphed };
 inline constexpr int kChains = 2;
 std::string_view to_string(Chain chain);  // "GRAPHED", "UNGRAPHED"
+// Throws Error(kInvalidArgument) for another name.
+Chain parse_chain(std::string_view name);
 
 // What CUDA graphs capture, by Megatron's names; by default nothing.
 struct GraphScope {

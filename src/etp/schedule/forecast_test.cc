@@ -62,7 +62,9 @@ TEST(Forecast, LeavesOutWhatIsNotTheRuntimesMemory) {
                                             {.sharding = shard_rows(32, 2, 16), .columns = 64, .lent_gradient = true}};
   const RuntimeForecast bytes = forecast_rank({.weights = weights});
   EXPECT_EQ(bytes.parameters, 16 * 64 * 2);
+  EXPECT_EQ(bytes.masters, 16 * 64 * 2);
   EXPECT_EQ(bytes.gradients, 16 * 64 * 2);
+  EXPECT_EQ(bytes.total(), bytes.parameters + bytes.publication + bytes.gradients + bytes.produced);
 }
 
 }  // namespace

@@ -106,8 +106,8 @@ def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
                     found.setdefault(weight.model.number, (weight.model, []))[1].append(weight)
                 elif parameter.grad is None and "sharded_as" in parameter.__dict__:
                     raise InvalidArgumentError(
-                        f"{type(optimizer).__name__} was made before shard_module_() and holds {parameter.sharded_as} as "
-                        "it was, which no model uses now: make optimisers after shard_module_()"
+                        f"{type(optimizer).__name__} was made before shard_module_() and holds {parameter.sharded_as} "
+                        "as it was, which no model uses now: make optimisers after shard_module_()"
                     )
     return [found[number] for number in sorted(found)]
 

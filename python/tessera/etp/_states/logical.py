@@ -23,13 +23,15 @@ _FACTS = words(
     "is_pinned is_shared is_inference __len__ __hash__ requires_grad_"
 )
 _COPIES = frozenset(("clone", "detach", "__deepcopy__"))
+_EMPTY = frozenset(("new_empty", "empty_like", "zeros_like"))
 
 
 class LogicalTensor(torch.Tensor):
     """A sharded weight in a state_dict(): the logical shape, and this rank's rows. Arithmetic is refused.
 
     load_state_dict() of a sharded model takes it. clone() and copy.deepcopy() copy this rank's rows.
-    torch.distributed.checkpoint saves and loads it: what it loads is this tensor's own, until load_state_dict().
+    torch.distributed.checkpoint saves and loads it: what it loads is this tensor's own, until load_state_dict(), and
+    what async_save() stages is a copy of this rank's rows.
 
     Attributes:
         local: This rank's rows, [rows, K], or [E, rows, K] of a stack: the model's own memory, or a copy's.
@@ -60,12 +62,39 @@ class LogicalTensor(torch.Tensor):
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = func.__name__
-        if name in _COPIES and type(args[0]) is cls:
-            return cls(args[0].etp, args[0].local if name == "detach" else args[0].local.clone())
+        first = args[0] if args else None
+        if name in _COPIES and type(first) is cls:
+            return cls(first.etp, first.local if name == "detach" else first.local.clone())
+        if type(first) is cls:  # what a state is staged by
+            if name in _EMPTY:
+                return first._empty(args[1:], kwargs or {})
+            if name == "data_ptr":
+                return 0
+            if name == "copy_" and first._takes(args[1]):
+                first.local.copy_(args[1].local)
+                return first
         if name in _FACTS or (name == "__get__" and func.__self__.__name__ != "data"):  # type: ignore[attr-defined]
             with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         _refuse(args, name)
+
+    def _empty(self, sizes: tuple[Any, ...], options: dict[str, Any]) -> LogicalTensor:
+        """Zeros in host memory, for a copy of these rows."""
+        others = {name: value for name, value in options.items() if value is not None and name != "requires_grad"}
+        place = others.pop("device", "cpu")
+        wanted = torch.Size(sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes)
+        if others or torch.device(place).type != "cpu" or wanted not in (self.shape, ()):
+            _refuse((self,), "new_empty")
+        return LogicalTensor(self.etp, torch.zeros_like(self.local))
+
+    def _takes(self, other: Any) -> bool:
+        """Whether copy_() of it is possible. The model's memory is written by load_state_dict() only."""
+        return (
+            type(other) is LogicalTensor
+            and self.local.shape == other.local.shape
+            and self.etp is other.etp
+            and (self.local.numel() == 0 or self.local.data_ptr() != self.etp.address)
+        )
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
@@ -33,6 +33,13 @@ def can_shard(dtype: torch.dtype) -> bool:
     return dtype in _DTYPES
 
 
+class Together(Protocol):
+    """Weights that are gathered together."""
+
+    def one(self, number: int, phase: str, expects_backward: bool) -> tuple[torch.Tensor, int]: ...
+    def clear(self) -> None: ...
+
+
 class Weight(Matrix):
     """What a sharded parameter is a part of; `p.etp`.
 
@@ -46,6 +53,7 @@ class Weight(Matrix):
         rows: (begin, end) of this rank; of a stack, of each expert.
         shard_rows: Of every rank, with padding.
         format: What travels; empty: the parameter's dtype.
+        native: The shard is its quantised planes, and the parameter is the master that they are made from.
         compute: The dtype of the gathered weight.
     """
 
@@ -58,6 +66,7 @@ class Weight(Matrix):
         matrix: torch.Size,
         format: str,
         compute: torch.dtype,
+        native: bool = False,
     ) -> None:
         runtime, number = model.runtime, numbers[0]
         super().__init__(model, number, name, torch.Size(full.shape), full.dtype)
@@ -65,21 +74,17 @@ class Weight(Matrix):
         self.matrix = matrix
         self.format = format
         self.compute = compute
+        self.native = native
         self.group = model.group
         self.rows = runtime.rows(number)
         self.shard_rows = runtime.shard_rows(number)
         self.hooks = PostHooks(full._post_accumulate_grad_hooks)
         self.fuses = False  # gradients are added to p.main_grad, and .grad stays as it is
         self.frozen = not full.requires_grad
-        capsule = self._shard()
-        shape = (*self.lead, self.rows[1] - self.rows[0], matrix[1])
-        rows = torch.empty(shape, dtype=full.dtype) if capsule is None else from_dlpack(capsule)
-        if rows.numel() != math.prod(shape):
-            raise InternalError(f"{name}: {rows.numel()} elements, not {shape}")
-        rows = rows.view(shape)
+        self.together: Together | None = None  # weights that are gathered with it
+        self.local = rows = self._room()
         with torch.no_grad():
             rows.copy_(self.cut(full))
-        self.local = rows
         self.parameter = ShardedParameter(rows, self, full.requires_grad)
         self.parameter._backward_hooks = full._backward_hooks
         full.sharded_as = name  # type: ignore[attr-defined]  # for optimisers that hold it still
@@ -92,6 +97,17 @@ class Weight(Matrix):
         self._registered = (0, False)  # an address, and whether a fold has yet to write there
         self.lent = Lent()
         self._stand: torch.Tensor | None = None
+
+    def _room(self) -> torch.Tensor:
+        """Memory of this rank's rows, which peers read unless the weight is native."""
+        shape = (*self.lead, self.rows[1] - self.rows[0], self.matrix[1])
+        capsule = None if self.native else self._shard()
+        rows = torch.empty(shape, dtype=self.dtype) if capsule is None else from_dlpack(capsule)
+        if rows.numel() != math.prod(shape) or (capsule is None and rows.numel() > 0 and not self.native):
+            raise InternalError(f"{self.name}: {rows.numel()} elements, not {shape}")
+        if self.native:
+            self.model.runtime.set_master(self.number, rows.data_ptr(), dtype_name(self.dtype))
+        return rows.view(shape)
 
     @property
     def lead(self) -> torch.Size:
@@ -140,7 +156,17 @@ class Weight(Matrix):
     def __repr__(self) -> str:
         return f"Weight({self.name!r}, rows={self.rows}, shape={tuple(self.shape)}, format={self.format!r})"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Weight:
+        return self  # of what is copied, too, such as a state that is staged
+
     # --- uses
+
+    def gather(
+        self, phase: str, expects_backward: bool = False, version: int | None = None
+    ) -> tuple[torch.Tensor, int]:
+        if self.together is not None and version in (None, self.version):
+            return self.together.one(self.number, phase, expects_backward)
+        return super().gather(phase, expects_backward, version)
 
     def wanted(self) -> bool:
         """Whether the backward that is under way is to give it a gradient: one with inputs= may not."""
@@ -264,6 +290,8 @@ class Weight(Matrix):
         memory, self._memory = self._memory, None
         self._stand = None
         self.lent.clear()
+        if self.together is not None:
+            self.together.clear()
         if not self.is_among(added):
             return
         self._registered = (self._registered[0], False)
@@ -316,6 +344,8 @@ class Weight(Matrix):
     def show_rows(self, updating: bool) -> None:
         """Within an update the parameter is its rows."""
         self.parameter.__class__ = Rows if updating else ShardedParameter
+        if self.together is not None:
+            self.together.clear()
 
     def require_same_memory(self, given: torch.Tensor) -> None:
         """Throws if .data may not become that."""

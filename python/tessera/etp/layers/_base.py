@@ -13,7 +13,7 @@ from ..._arguments import choice, flag, text, whole
 from ..._errors import InvalidArgumentError
 from .._autograd.modules import Constructed, apply_linear
 from .._group import Group
-from .._making import add_weight, digest_of, require_same_digests
+from .._making import add_weight, digest_of, is_plain, require_same_digests
 from .._views import update
 from .._weights.main_grad import main_grad_of
 from .._weights.parameter import ShardedParameter
@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
 
     etp_group: Group | None
     weight_format: str | None
+    native: bool
     params_dtype: torch.dtype | None
     device: torch.device | str | None
     publish: str
@@ -76,6 +77,7 @@ class Layer(Constructed):
         *,
         etp_group: Group | None = None,
         weight_format: str | None = None,
+        native: bool = False,
         params_dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         publish: str = "update",
@@ -89,6 +91,8 @@ class Layer(Constructed):
             raise InvalidArgumentError(f"{kind}: etp_group={etp_group!r}: give what etp.init_group() returns")
         if weight_format and etp_group is None:
             raise InvalidArgumentError(f"{kind}: weight_format={weight_format!r} needs an etp_group=")
+        if flag("native", native) and is_plain(weight_format or ""):
+            raise InvalidArgumentError(f"{kind}: native=True needs a quantised weight_format=, not {weight_format!r}")
         dtype = torch.get_default_dtype() if params_dtype is None else params_dtype
         if not can_shard(dtype):
             raise InvalidArgumentError(f"{kind}: params_dtype={dtype}: float32, bfloat16 and float16 are possible")
@@ -97,6 +101,7 @@ class Layer(Constructed):
             raise InvalidArgumentError(f"{kind}: device={where}: layers are in host memory, or on the meta device")
         self.etp_group = etp_group
         self.weight_format = weight_format or ""
+        self.native = native
         self.params_dtype = dtype
         self.fuse_wgrad_accumulation = flag("fuse_wgrad_accumulation", fuse_wgrad_accumulation)
         self._device = where
@@ -203,7 +208,7 @@ class Layer(Constructed):
             return made
         made = full
         if model is not None and declared.sharded:
-            weight = add_weight(model, f"{self.name}.{name}", full, full.shape, self.weight_format)
+            weight = add_weight(model, f"{self.name}.{name}", full, full.shape, self.weight_format, native=self.native)
             weight.fuses = self.fuse_wgrad_accumulation
             made = weight.parameter
         elif model is not None and model.group.size > 1:

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
+from ..._errors import InvalidArgumentError
 from .._compile import leave_out_of_graphs
+from .._config import config
 from .._group import Group
 from .._making import make_runtime
 from .._model import ShardedModel
@@ -31,6 +33,12 @@ class LayersModel(ShardedModel):
     @classmethod
     def of(cls, group: Group, publish: str, reduction: str) -> LayersModel:
         """Collective, where there is none yet."""
+        if not config.async_reduction:
+            raise InvalidArgumentError(
+                "async_reduction=False is mode='inline', and layers that are constructed sharded reduce gradients "
+                "beside the backward: update_config(async_reduction=True) before they are made, or shard plain layers "
+                "with shard_module_(mode='inline')"
+            )
         key = (publish, reduction)
         found = group.layers.get(key)
         if isinstance(found, cls):

@@ -6,35 +6,15 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
-from torch._C import _from_dlpack as from_dlpack  # of a capsule
 
 from ..._arguments import choice, whole
 from ..._errors import InvalidArgumentError
 from .._autograd.functions import applied
 from .._autograd.generic import expects_backward, refuse_twice
 from .._autograd.modules import dtypes_of
-from .._weights.weight import Weight
+from .._weights.experts import Experts
 from ._base import Declared, Init, Layer, Options, normal
 from ._tensor_parallel import TensorParallel
-
-
-class Experts:
-    """Weights that are gathered, published and reduced as one."""
-
-    def __init__(self, weights: list[Weight]) -> None:
-        self.weights = weights
-        self.numbers = [each.number for each in weights]
-        self.model = weights[0].model
-
-    def gather(
-        self, phase: str, expects_backward: bool = False, versions: list[int] | None = None
-    ) -> tuple[list[torch.Tensor], list[int]]:
-        """Full weights, and their versions."""
-        model = self.model
-        batch = model.micro_batch
-        first = batch == 0 and phase == "fwd"
-        capsules, found = model.runtime.acquire_experts(self.numbers, phase, batch, expects_backward, first, versions)
-        return [from_dlpack(each) for each in capsules], found
 
 
 class _Products(torch.autograd.Function):

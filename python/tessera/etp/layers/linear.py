@@ -33,6 +33,7 @@ class Linear(Layer):
         device: "cpu" or "meta"; None: torch's default.
         etp_group: Of etp.init_group(). None: the layer is not sharded.
         weight_format: What travels, as in shard_module_(formats=). None: the weight as it is.
+        native: The shard of a quantised weight_format is what travels; as in shard_module_(native=).
         publish, reduction: As in shard_module_().
         name: In messages, the same on all ranks. None: the class with a number.
 

@@ -1,0 +1,145 @@
+"""update_config(): every option does what it says, or is refused."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import tessera
+import torch
+from etp_models import Run, adamw, built, configured, loss_of
+from tessera import etp
+from torch_ranks import launch
+
+COMMAND = pathlib.Path(tessera.__file__).parent / "bin" / "tessera"
+
+
+def _quantised(run: Run, together: bool) -> Any:
+    with configured(coalesce_amax_allreduce=together):
+        model = run.sharded(built(), formats={".*": "nvfp4"})
+    run.train(model, adamw(model.parameters()))
+    return run.weights(model), etp.report(model).max_exchanges
+
+
+def _by_exchanges(rank: int) -> list[Any]:
+    with etp.init_group(timeout=30) as group:
+        return [_quantised(Run(2, rank, group), together) for together in (True, False)]
+
+
+def test_amaxes_are_exchanged_together_or_one_by_one() -> None:
+    for (weights, exchanges), (others, more) in launch(_by_exchanges, 2):
+        assert weights == others
+        assert (exchanges, more) == (4, 3 * 4)  # three weights; at the start, and in three updates
+
+
+def _disagreeing(rank: int) -> str:
+    with (
+        etp.init_group(timeout=30) as group,
+        configured(coalesce_amax_allreduce=rank == 0),
+        pytest.raises(tessera.MismatchError) as caught,
+    ):
+        etp.shard_module_(built(), group, formats={".*": "nvfp4"})
+    return str(caught.value)
+
+
+def test_ranks_that_exchange_in_other_ways_are_told() -> None:
+    assert all("amaxes exchanged together" in each and "one by one" in each for each in launch(_disagreeing, 2))
+
+
+def _in_line(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with etp.init_group(timeout=30) as group, configured(async_reduction=False):
+        model = etp.shard_module_(built(), group)
+        (gradient,) = torch.autograd.grad(loss_of(model, rank), [model.up.weight])
+        found["rows"] = gradient.shape == model.up.weight.etp.local.shape
+        model = etp.shard_module_(built(), group, mode="deferred")
+        with pytest.raises(RuntimeError, match="not have been used in the graph"):
+            torch.autograd.grad(loss_of(model, rank), [model.up.weight])
+        with pytest.raises(tessera.InvalidArgumentError) as caught:
+            etp.Linear(32, 32, etp_group=group)
+        found["layer"] = str(caught.value)
+    return found
+
+
+def test_without_async_reduction_weights_are_inputs_of_autograd() -> None:
+    for found in launch(_in_line, 2):
+        assert found["rows"]
+        assert "async_reduction=False is mode='inline'" in found["layer"]
+        assert "shard_module_(mode='inline')" in found["layer"]
+
+
+def _written_outside(rank: int) -> str:
+    with etp.init_group(timeout=30) as group, configured(check=True):
+        model = etp.shard_module_(built(), group)
+        if rank == 0:
+            model.up.weight.etp.local[3].zero_()
+        try:
+            with etp.update(model):
+                return ""
+        except tessera.DataLossError as error:
+            return str(error)
+
+
+def test_check_finds_a_write_outside_of_updates() -> None:
+    first, second = launch(_written_outside, 2)
+    assert '"up.weight": row 3 has been written since version 1' in first
+    assert second == ""
+
+
+def test_what_is_refused_changes_nothing() -> None:
+    before = dict(vars(etp._config.config))
+    for options, message in (
+        ({"distance": 3, "check_param_states": False}, "check_param_states=False: transitions"),
+        ({"distance": 3, "depth": 1}, "Unknown ETP config option: depth"),
+        ({"coalesce_amax_allreduce": 1}, "coalesce_amax_allreduce 1: give True or False"),
+        ({"async_reduction": None}, "async_reduction None: give True or False"),
+        ({"schedule_log": 3}, "schedule_log 3: give a str"),
+    ):
+        with pytest.raises(tessera.InvalidArgumentError) as caught:
+            etp.update_config(**options)
+        assert message in str(caught.value)
+        assert vars(etp._config.config) == before
+    etp.update_config(check_param_states=True)
+
+
+def _logged(rank: int, folder: pathlib.Path) -> None:
+    with etp.init_group(timeout=30) as group, configured(schedule_log=str(folder / "{group}-{rank}.etplog")):
+        models = [
+            etp.shard_module_(built(), group, formats={"up.*": "nvfp4"}, native=native) for native in ((), ["up.*"])
+        ]
+        run = Run(2, rank, group)
+        for model in models:
+            run.train(model, adamw(model.parameters()))
+            etp.unshard_(model)
+
+
+@pytest.mark.skipif(not COMMAND.exists(), reason="the command is not built")
+def test_schedules_are_logged_and_checked(tmp_path: pathlib.Path) -> None:
+    launch(functools.partial(_logged, folder=tmp_path), 2)
+    logs = sorted(tmp_path.rglob("*.etplog"))
+    assert len(logs) == 4  # of two models on two ranks
+    for model in (logs[:2], logs[2:]):
+        for arguments in (["check"], ["trace", "--out", str(tmp_path / "trace.json")]):
+            command = [sys.executable, "-m", "tessera", "etp", *arguments, *map(str, model)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert '"subject":"up.weight"' in (tmp_path / "trace.json").read_text()
+
+
+def test_a_log_for_several_ranks_names_them(tmp_path: pathlib.Path) -> None:
+    for message in launch(functools.partial(_one_log, path=str(tmp_path / "one.etplog")), 2):
+        assert "would record their schedule in" in message
+
+
+def _one_log(rank: int, path: str) -> str:
+    with (
+        etp.init_group(timeout=30) as group,
+        configured(schedule_log=path),
+        pytest.raises(tessera.InvalidArgumentError) as caught,
+    ):
+        etp.shard_module_(built(), group)
+    return str(caught.value)
