@@ -121,11 +121,7 @@ def shard_module_(
     named = [(name, each) for name, each in model.named_parameters() if id(each) not in layers]
     if any(isinstance(each, ShardedParameter) for _, each in named):
         raise AlreadyExistsError("shard_module_: the model is sharded already: etp.unshard_() undoes it")
-    if dp is not None and layers:
-        raise InvalidArgumentError(
-            f"shard_module_: dp= of a model whose layer {_first_layer(model)} was constructed sharded, without "
-            "replicas: leave out dp=, or construct a plain layer"
-        )
+    _require_replicas(model, replicas)
     require_shardable(model, named)
     chosen = _chosen(named, ranks, _Choice(filter, min_elements, formats or {}, elements("native", native, _PATTERNS)))
     lists = expert_lists(experts, {name: parameter.shape for name, parameter in named}, chosen)
@@ -196,10 +192,14 @@ def _take(
             require_same_digests(group, list(digests), list(digests.values()))
 
 
-def _first_layer(model: torch.nn.Module) -> str:
-    found = ((name, module) for name, module in model.named_modules() if isinstance(module, Constructed))
-    name, module = next(found)
-    return name or type(module).__name__
+def _require_replicas(model: torch.nn.Module, replicas: int) -> None:
+    """Throws if gradients of a layer that was constructed sharded are added over more or fewer replicas."""
+    for name, module in model.named_modules():
+        if isinstance(module, Constructed) and module.replicas != replicas:
+            raise InvalidArgumentError(
+                f"shard_module_: layer {name or type(module).__name__} was constructed with {module.replicas} replicas, "
+                f"and the rest of the model would have {replicas}: give the layer and shard_module_() the same dp="
+            )
 
 
 def _of_layers(model: torch.nn.Module) -> set[int]:

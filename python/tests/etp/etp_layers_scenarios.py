@@ -27,7 +27,7 @@ class Layers(torch.nn.Module):
     def __init__(self, run: Run, dtype: torch.dtype = torch.float32, tied: bool = False, **options: Any) -> None:
         super().__init__()
         if run.group is not None:
-            options |= {"etp_group": run.group, "params_dtype": dtype}
+            options |= run.groups | {"params_dtype": dtype}
             self.emb = etp.Embedding(WORDS, WIDTH, **options)
             self.up = etp.Linear(WIDTH, HIDDEN, **options)
             self.down = etp.Linear(HIDDEN, WIDTH, bias=False, **options)
@@ -149,7 +149,7 @@ def biases_apart(run: Run) -> Any:
     if run.group is None:
         model: Any = plain_linear(WIDTH, HIDDEN)
     else:
-        model = etp.Linear(WIDTH, HIDDEN, return_bias=True, etp_group=run.group)
+        model = etp.Linear(WIDTH, HIDDEN, return_bias=True, **run.groups)
 
     def loss(model: torch.nn.Module, number: int) -> torch.Tensor:
         x = torch.rand(5, WIDTH, generator=torch.Generator().manual_seed(number))
@@ -172,7 +172,7 @@ class Experts(torch.nn.Module):
         super().__init__()
         self.sharded = run.group is not None
         if run.group is not None:
-            self.experts = etp.GroupedLinear(EXPERTS, WIDTH, HIDDEN, bias, etp_group=run.group, **options)
+            self.experts = etp.GroupedLinear(EXPERTS, WIDTH, HIDDEN, bias, **run.groups, **options)
             return
         self.experts = torch.nn.Module()
         for i in range(EXPERTS):
@@ -260,9 +260,9 @@ class Normed(torch.nn.Module):
 def normed(on: Run, kind: str, norm: str, activation: str) -> Any:
     def made() -> Any:
         if on.group is not None and kind == "linear":
-            return etp.LayerNormLinear(WIDTH, HIDDEN, normalization=norm, etp_group=on.group)
+            return etp.LayerNormLinear(WIDTH, HIDDEN, normalization=norm, **on.groups)
         if on.group is not None:
-            return etp.LayerNormMLP(WIDTH, HIDDEN, normalization=norm, activation=activation, etp_group=on.group)
+            return etp.LayerNormMLP(WIDTH, HIDDEN, normalization=norm, activation=activation, **on.groups)
         if kind == "linear":
             return Normed(kind, {"weight": (HIDDEN, WIDTH), "bias": (HIDDEN,)}, norm, activation)
         rows = HIDDEN * (2 if activation == "swiglu" else 1)
@@ -362,7 +362,7 @@ def a_hand_written_function(run: Run) -> Any:
     if run.group is None or run.size == 1:
         model: Any = plain_linear(WIDTH, HIDDEN, False)
     else:
-        model = etp.Linear(WIDTH, HIDDEN, False, etp_group=run.group)
+        model = etp.Linear(WIDTH, HIDDEN, False, **run.groups)
 
     def loss(model: Any, number: int) -> torch.Tensor:
         x = torch.rand(5, WIDTH, generator=torch.Generator().manual_seed(number))

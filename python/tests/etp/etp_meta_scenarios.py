@@ -74,12 +74,11 @@ class Mixed(torch.nn.Module):
 
     def __init__(self, run: Run, device: str = "cpu") -> None:
         super().__init__()
-        group = run.group
-        device = "cpu" if group is None else device
-        if group is not None:
-            self.emb: Any = etp.Embedding(WORDS, WIDTH, etp_group=group, device=device)
+        device = "cpu" if run.group is None else device
+        if run.group is not None:
+            self.emb: Any = etp.Embedding(WORDS, WIDTH, device=device, **run.groups)
             self.up = torch.nn.Linear(WIDTH, HIDDEN, device=device)
-            self.down = etp.Linear(HIDDEN, WIDTH, etp_group=group, device=device)
+            self.down = etp.Linear(HIDDEN, WIDTH, device=device, **run.groups)
         else:
             self.emb = torch.nn.Embedding(WORDS, WIDTH)
             self.up = torch.nn.Linear(WIDTH, HIDDEN)
@@ -133,7 +132,7 @@ def layers_on_the_meta_device(run: Run) -> Any:
     if run.group is None:
         layer: Any = plain_linear(WIDTH, WORDS)
     else:
-        layer = etp.Linear(WIDTH, WORDS, etp_group=run.group, device="meta")
+        layer = etp.Linear(WIDTH, WORDS, **run.groups, device="meta")
         assert layer.weight.is_meta
         layer.reset_parameters()
     model = torch.nn.Sequential(torch.nn.Embedding(WORDS, WIDTH).requires_grad_(False), layer)

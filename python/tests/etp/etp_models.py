@@ -95,6 +95,11 @@ class Run:
     done: int = 0  # micro-steps
     dp: etp.Group | None = None
 
+    @property
+    def groups(self) -> dict[str, Any]:
+        """Of layers that are constructed sharded."""
+        return {"etp_group": self.group, "dp": self.dp}
+
     def sharded(self, model: Any, **options: Any) -> Any:
         return model if self.group is None else etp.shard_module_(model, self.group, dp=self.dp, **options)
 

@@ -97,16 +97,11 @@ def _refused(rank: int) -> list[str]:
             with pytest.raises((tessera.InvalidArgumentError, tessera.MismatchError)) as caught:
                 etp.shard_module_(built(seed=seed), group, dp=axis)
             said.append(str(caught.value))
-        layer = etp.Linear(8, 8, etp_group=group)
-        with pytest.raises(tessera.InvalidArgumentError) as caught:
-            etp.shard_module_(torch.nn.Sequential(layer, torch.nn.Linear(64, 64)), group, dp=dp)
-        said.append(str(caught.value))
     return said
 
 
 def test_what_dp_may_not_be() -> None:
-    for no_group, not_orthogonal, another_seed, constructed in launch(_refused, 4):
+    for no_group, not_orthogonal, another_seed in launch(_refused, 4):
         assert "give what etp.init_group() returns" in no_group
         assert "is not orthogonal to" in not_orthogonal
         assert "differs between ranks" in another_seed and "build the model from the same seed" in another_seed
-        assert "layer 0 was constructed sharded" in constructed

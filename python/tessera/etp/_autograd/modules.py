@@ -18,6 +18,11 @@ class Sharded(torch.nn.Module):
 class Constructed(Sharded):
     """A layer that was made sharded, over a group of its own choice. shard_module_() leaves it as it is."""
 
+    @property
+    def replicas(self) -> int:
+        """How many ranks have the same rows, by data parallelism."""
+        raise NotImplementedError
+
     def reset_parameters(self) -> None:
         """Initialises all of them, on the same rows as an unsharded layer's. Collective."""
         raise NotImplementedError

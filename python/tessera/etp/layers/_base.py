@@ -18,7 +18,7 @@ from .._views import update
 from .._weights.main_grad import main_grad_of
 from .._weights.parameter import ShardedParameter
 from .._weights.weight import Weight, can_shard
-from ._runtime import LayersModel
+from ._runtime import LayersModel, Policy
 from ._tensor_parallel import TensorParallel
 
 Init = Callable[[torch.Tensor], Any]
@@ -54,6 +54,7 @@ class Options(TypedDict, total=False):
     """Arguments of every layer; Linear documents them."""
 
     etp_group: Group | None
+    dp: Group | None
     weight_format: str | None
     native: bool
     params_dtype: torch.dtype | None
@@ -76,6 +77,7 @@ class Layer(Constructed):
         tensor_parallel: TensorParallel,
         *,
         etp_group: Group | None = None,
+        dp: Group | None = None,
         weight_format: str | None = None,
         native: bool = False,
         params_dtype: torch.dtype | None = None,
@@ -87,10 +89,12 @@ class Layer(Constructed):
     ) -> None:
         super().__init__()
         kind = type(self).__name__
-        if etp_group is not None and not isinstance(etp_group, Group):
-            raise InvalidArgumentError(f"{kind}: etp_group={etp_group!r}: give what etp.init_group() returns")
-        if weight_format and etp_group is None:
-            raise InvalidArgumentError(f"{kind}: weight_format={weight_format!r} needs an etp_group=")
+        for argument, group in (("etp_group", etp_group), ("dp", dp)):
+            if group is not None and not isinstance(group, Group):
+                raise InvalidArgumentError(f"{kind}: {argument}={group!r}: give what etp.init_group() returns")
+        for argument, value in (("weight_format", weight_format), ("dp", dp)):
+            if value and etp_group is None:
+                raise InvalidArgumentError(f"{kind}: {argument}={value!r} needs an etp_group=")
         if flag("native", native) and is_plain(weight_format or ""):
             raise InvalidArgumentError(f"{kind}: native=True needs a quantised weight_format=, not {weight_format!r}")
         dtype = torch.get_default_dtype() if params_dtype is None else params_dtype
@@ -105,8 +109,9 @@ class Layer(Constructed):
         self.params_dtype = dtype
         self.fuse_wgrad_accumulation = flag("fuse_wgrad_accumulation", fuse_wgrad_accumulation)
         self._device = where
-        self._publish = choice("publish", publish, ("update", "first_use"))
-        self._reduction = choice("reduction", reduction, ("mean", "sum"))
+        self._policy = Policy(
+            choice("publish", publish, ("update", "first_use")), choice("reduction", reduction, ("mean", "sum")), dp
+        )
         self._tp = tensor_parallel
         self._declared: dict[str, Declared] = {}
         self._experts: list[str] = []  # parameters that are used as a list
@@ -120,9 +125,13 @@ class Layer(Constructed):
     # --- parameters
 
     @property
+    def replicas(self) -> int:
+        return self._policy.replicas
+
+    @property
     def _shards(self) -> bool:
         group = self.etp_group
-        return group is not None and (group.size > 1 or bool(self.weight_format))
+        return group is not None and (group.size * self.replicas > 1 or bool(self.weight_format))
 
     def _declare(self, name: str, declared: Declared) -> None:
         self._declared[name] = declared
@@ -155,14 +164,15 @@ class Layer(Constructed):
             if self._shards:
                 digests.append(digest_of(f"{self.name}.{name}", full))
             put(name, declared, full)
-        if self._shards and self.etp_group is not None:
-            require_same_digests(self.etp_group, [f"{self.name}.{name}" for name in self._declared], digests)
+        for group in (self.etp_group, self._policy.dp) if self._shards else ():
+            if group is not None:
+                require_same_digests(group, [f"{self.name}.{name}" for name in self._declared], digests)
 
     def _make_parameters(self, names: set[str]) -> None:
         """In place of those on the meta device; others are tied to a layer that has initialised them."""
         model = None
         if self._shards and self.etp_group is not None:
-            model = LayersModel.of(self.etp_group, self._publish, self._reduction)
+            model = LayersModel.of(self.etp_group, self._policy)
 
         def put(name: str, declared: Declared, full: torch.nn.Parameter) -> None:
             if name in names:
@@ -211,7 +221,7 @@ class Layer(Constructed):
             weight = add_weight(model, f"{self.name}.{name}", full, full.shape, self.weight_format, native=self.native)
             weight.fuses = self.fuse_wgrad_accumulation
             made = weight.parameter
-        elif model is not None and model.group.size > 1:
+        elif model is not None and model.core.size > 1:
             model.add_replicated(self, f"{self.name}.{name}", full)
         elif declared.sharded and self.fuse_wgrad_accumulation:
             _add_to_main_grad(full, f"{self.name}.{name}")
@@ -236,7 +246,7 @@ class Layer(Constructed):
         model = weights[0].model
         if isinstance(model, LayersModel):
             model.follow(self, weights)
-        if is_first_microbatch and self._publish == "first_use":
+        if is_first_microbatch and self._policy.publish == "first_use":
             weights[0].model.runtime.publish([each.number for each in weights])
 
     def _product(self, x: torch.Tensor, name: str, bias: torch.Tensor | None) -> torch.Tensor:

@@ -3,6 +3,7 @@ gradients meet at the end of a backward, as those of one model."""
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,40 +23,46 @@ from .._weights.replicated import Replicated
 from .._weights.weight import Weight, dtype_name
 
 
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What layers of one runtime have in common, beside their group: arguments of theirs."""
+
+    publish: str
+    reduction: str
+    dp: Group | None
+
+    @property
+    def replicas(self) -> int:
+        return 1 if self.dp is None else self.dp.size
+
+
 class LayersModel(ShardedModel):
     """Layers that were constructed one after another. It takes further ones until the first update of one of them,
     which is collective, so that ranks agree; models of later layers are freed apart from it."""
 
     _layers: list[weakref.ref[torch.nn.Module]]
     _whole: weakref.WeakKeyDictionary[torch.nn.Module, list[Replicated]]
-    _key: tuple[str, str]
+    _policy: Policy
 
     @classmethod
-    def of(cls, group: Group, publish: str, reduction: str) -> LayersModel:
+    def of(cls, group: Group, policy: Policy) -> LayersModel:
         """Collective, where there is none yet."""
-        if not config.async_reduction:
-            raise InvalidArgumentError(
-                "async_reduction=False is mode='inline', and layers that are constructed sharded reduce gradients "
-                "beside the backward: update_config(async_reduction=True) before they are made, or shard plain layers "
-                "with shard_module_(mode='inline')"
-            )
-        key = (publish, reduction)
-        found = group.layers.get(key)
+        found = group.layers.get(policy)
         if isinstance(found, cls):
             return found
-        core = group.of_model()
-        runtime = make_runtime(core, reduction, publish)
-        made = cls(group, core, runtime, False, 1.0 if reduction == "sum" else 1 / group.size)
+        core = group.of_model() if policy.dp is None or policy.dp.size == 1 else group.with_replicas(policy.dp)
+        runtime = make_runtime(core, policy.reduction, policy.publish, replicas=policy.replicas)
+        made = cls(group, core, runtime, False, 1.0 if policy.reduction == "sum" else 1 / core.size)
         made._layers = []
         made._whole = weakref.WeakKeyDictionary()
-        made._key = key
-        group.layers[key] = made
+        made._policy = policy
+        group.layers[policy] = made
         watch_optimizers()
         leave_out_of_graphs()
         return made
 
     def add_replicated(self, layer: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
-        """A parameter of the layer that every rank has whole; the group has several ranks."""
+        """A parameter of the layer that every rank has whole; there are several ranks."""
         number = self.runtime.add_replicated(name, parameter.numel(), dtype_name(parameter.dtype))
         replicated = Replicated(self, number, name, parameter)
         self.replicated.append(replicated)
@@ -69,8 +76,8 @@ class LayersModel(ShardedModel):
         self._handles += watch_states(layer, self)
 
     def take_no_more(self) -> None:
-        if self.group.layers.get(self._key) is self:
-            del self.group.layers[self._key]
+        if self.group.layers.get(self._policy) is self:
+            del self.group.layers[self._policy]
 
     def follow(self, layer: torch.nn.Module, weights: Iterable[Weight]) -> None:
         """What of a layer has been frozen or released."""

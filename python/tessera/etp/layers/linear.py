@@ -32,6 +32,7 @@ class Linear(Layer):
             bfloat16, which the caller has set; weight.grad stays None, and weight.grad_added_to_main_grad becomes True.
         device: "cpu" or "meta"; None: torch's default.
         etp_group: Of etp.init_group(). None: the layer is not sharded.
+        dp: A group of init_group() over an orthogonal axis, for data parallelism, as in shard_module_().
         weight_format: What travels, as in shard_module_(formats=). None: the weight as it is.
         native: The shard of a quantised weight_format is what travels; as in shard_module_(native=).
         publish, reduction: As in shard_module_().

@@ -1,0 +1,89 @@
+"""Data parallelism of constructed layers over a second group: the bytes of one process of plain torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import etp_layers_scenarios
+import etp_meta_scenarios
+import pytest
+import tessera
+import torch
+from etp_models import Run, adamw, built, on_grid, plainly, scenarios_of
+from tessera import etp
+from torch.distributed.device_mesh import init_device_mesh
+from torch_ranks import launch
+
+SCENARIOS = scenarios_of(vars(etp_layers_scenarios)) | scenarios_of(vars(etp_meta_scenarios))
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[Any]]:
+    return on_grid(SCENARIOS, 2, 2)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_bytes_are_those_of_plain_torch(found: dict[str, list[Any]], name: str) -> None:
+    expected = plainly(SCENARIOS[name], 4)
+    for rank in found[name]:
+        assert rank == expected
+
+
+def replicas_only(run: Run) -> Any:
+    """ETP groups of one rank: nothing is gathered."""
+    model = built(lambda: etp_layers_scenarios.Layers(run))
+    run.train(model, adamw(model.parameters()), accumulation=2)
+    gathered = 0 if run.group is None else etp.report(model).bytes_gathered
+    return run.weights(model), gathered
+
+
+def test_groups_of_one_rank() -> None:
+    expected = plainly(replicas_only, 2)
+    assert on_grid({"replicas": replicas_only}, 2, 1)["replicas"] == [expected] * 2
+
+
+def _said(act: Callable[[], Any]) -> str:
+    with pytest.raises((tessera.InvalidArgumentError, tessera.MismatchError)) as caught:
+        act()
+    return str(caught.value)
+
+
+def _refused(rank: int) -> list[str]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "etp"))
+    with (
+        etp.init_group(mesh=mesh["etp"], timeout=20) as group,
+        etp.init_group(mesh=mesh["etp"], name="along", timeout=20) as along,
+        etp.init_group(mesh=mesh["dp"], name="dp", timeout=20) as dp,
+    ):
+
+        def of_another_seed() -> None:
+            torch.manual_seed(rank // 2)
+            etp.Linear(8, 8, etp_group=group, dp=dp, name="seeded")
+
+        def with_a_layer(**options: Any) -> Any:
+            return torch.nn.Sequential(etp.Linear(8, 8, etp_group=group, **options), torch.nn.Linear(64, 64))
+
+        return [
+            _said(lambda: etp.Linear(8, 8, etp_group=group, dp=mesh["dp"])),
+            _said(lambda: etp.Linear(8, 8, etp_group=group, dp=along)),
+            _said(lambda: etp.Linear(8, 8, dp=dp)),
+            _said(of_another_seed),
+            _said(lambda: etp.shard_module_(with_a_layer(), group, dp=dp)),
+            _said(lambda: etp.shard_module_(with_a_layer(dp=dp), group)),
+        ]
+
+
+def test_what_dp_may_not_be() -> None:
+    expected = [
+        "Linear: dp=.*: give what etp.init_group",
+        "is not orthogonal to",
+        "Linear: dp=Group.* needs an etp_group=",
+        "seeded.weight differs between ranks",
+        "layer 0 was constructed with 1 replicas, and the rest of the model would have 2: give the layer",
+        "layer 0 was constructed with 2 replicas, and the rest of the model would have 1: give the layer",
+    ]
+    for rank in launch(_refused, 4):
+        for text, pattern in zip(rank, expected, strict=True):
+            assert re.search(pattern, text), text
