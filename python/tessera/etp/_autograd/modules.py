@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch._C import DisableTorchFunctionSubclass
 
 from .._weights.parameter import ShardedParameter
 from .._weights.weight import Weight
 from .functions import apply_embedding_function, apply_linear_function, multiply
-from .generic import refuse_transforms
+from .generic import Call, refuse_transforms
 
 
 class Sharded(torch.nn.Module):
@@ -87,9 +88,12 @@ def put(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> No
 def apply_linear(
     x: torch.Tensor, parameter: ShardedParameter, bias: torch.Tensor | None, as_stored: bool
 ) -> torch.Tensor:
-    """x @ W.T + bias, or x @ W + bias if `as_stored`; differentiable."""
+    """x @ W.T + bias, or x @ W + bias if `as_stored`; differentiable. Of a weight of an inline model, it is an ordinary
+    operation of autograd."""
     weight = parameter.etp
     refuse_transforms(weight.name)
+    if weight.model.inline:
+        return _linear_inline(x, parameter, bias)
     given, dtype = dtypes_of(x, weight)
     if x.dtype != dtype:
         x = x.to(dtype)
@@ -104,6 +108,15 @@ def apply_linear(
         full, _ = weight.gather(weight.model.phase())
         out = multiply(x, full if full.dtype is dtype else full.to(dtype), bias, as_stored)
     return out if out.dtype == given else out.to(given)  # type: ignore[no-any-return]
+
+
+def _linear_inline(x: torch.Tensor, parameter: ShardedParameter, bias: torch.Tensor | None) -> torch.Tensor:
+    given, dtype = dtypes_of(x, parameter.etp)
+
+    def product(x: torch.Tensor, full: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x.to(dtype), full.to(dtype), None if bias is None else bias.to(dtype)).to(given)
+
+    return Call().run(product, (x, parameter, bias), {})  # type: ignore[no-any-return]
 
 
 def dtypes_of(x: torch.Tensor, weight: Weight) -> tuple[torch.dtype, torch.dtype]:
@@ -122,6 +135,8 @@ def apply_embedding(
     """Rows of W; differentiable."""
     weight: Weight = parameter.etp
     refuse_transforms(weight.name)
+    if weight.model.inline:
+        return Call().run(F.embedding, (indices, parameter, padding, None, 2.0, by_frequency), {})  # type: ignore[no-any-return]
     padding = -1 if padding is None else padding
     if torch.is_grad_enabled() and parameter.requires_grad:
         anchor = weight.model.anchor

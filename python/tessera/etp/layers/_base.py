@@ -61,6 +61,7 @@ class Options(TypedDict, total=False):
     device: torch.device | str | None
     publish: str
     reduction: str
+    mode: str
     fuse_wgrad_accumulation: bool
     name: str | None
 
@@ -84,6 +85,7 @@ class Layer(Constructed):
         device: torch.device | str | None = None,
         publish: str = "update",
         reduction: str = "mean",
+        mode: str = "deferred",
         fuse_wgrad_accumulation: bool = False,
         name: str | None = None,
     ) -> None:
@@ -110,8 +112,16 @@ class Layer(Constructed):
         self.fuse_wgrad_accumulation = flag("fuse_wgrad_accumulation", fuse_wgrad_accumulation)
         self._device = where
         self._policy = Policy(
-            choice("publish", publish, ("update", "first_use")), choice("reduction", reduction, ("mean", "sum")), dp
+            choice("publish", publish, ("update", "first_use")),
+            choice("reduction", reduction, ("mean", "sum")),
+            choice("mode", mode, ("deferred", "inline")),
+            dp,
         )
+        if self.fuse_wgrad_accumulation and mode == "inline":
+            raise InvalidArgumentError(
+                f"{kind}: fuse_wgrad_accumulation=True with mode='inline', whose gradients are autograd's own: "
+                "leave one of them out"
+            )
         self._tp = tensor_parallel
         self._declared: dict[str, Declared] = {}
         self._experts: list[str] = []  # parameters that are used as a list
@@ -187,7 +197,7 @@ class Layer(Constructed):
         if model is None:
             return
         experts = [each.number for each in self._weights_named(self._experts) if each.model is model]
-        if len(experts) > 1:
+        if len(experts) > 1 and not model.inline:
             model.runtime.add_experts(experts)
         model.start(self)
 

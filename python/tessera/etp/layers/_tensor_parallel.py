@@ -43,16 +43,16 @@ def _scatter(x: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """One step in forward, its counterpart in backward."""
+    """One step in forward, its counterpart in backward, and so on for further derivatives."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, there: _Step, back: _Step, group: Any) -> torch.Tensor:
-        ctx.back, ctx.group = back, group
+        ctx.there, ctx.back, ctx.group = there, back, group
         return there(x, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        return ctx.back(gradient, ctx.group), None, None, None
+        return _Exchange.apply(gradient, ctx.back, ctx.there, ctx.group), None, None, None  # type: ignore[no-untyped-call]
 
 
 class TensorParallel:

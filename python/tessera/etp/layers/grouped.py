@@ -158,10 +158,9 @@ class GroupedLinear(Layer):
 
     def _products(self, x: torch.Tensor, splits: list[int], biases: list[torch.Tensor]) -> torch.Tensor:
         weights = self._weights_named(self._experts)
-        if not weights:
-            linear, parameters = torch.nn.functional.linear, [self._parameters[name] for name in self._experts]
-            parts = zip(torch.split(x, splits), parameters, biases or [None] * len(splits), strict=True)  # type: ignore[list-item]
-            return torch.cat([linear(part, weight, bias) for part, weight, bias in parts])  # type: ignore[arg-type]
+        if not weights or weights[0].model.inline:
+            parts = zip(torch.split(x, splits), self._experts, biases or [None] * len(splits), strict=True)  # type: ignore[list-item]
+            return torch.cat([self._product(*each) for each in parts])
         experts = Experts(weights)
         given, dtype = dtypes_of(x, weights[0])
         x = x.to(dtype)

@@ -35,7 +35,7 @@ class Linear(Layer):
         dp: A group of init_group() over an orthogonal axis, for data parallelism, as in shard_module_().
         weight_format: What travels, as in shard_module_(formats=). None: the weight as it is.
         native: The shard of a quantised weight_format is what travels; as in shard_module_(native=).
-        publish, reduction: As in shard_module_().
+        publish, reduction, mode: As in shard_module_(); mode="inline" does not go with fuse_wgrad_accumulation.
         name: In messages, the same on all ranks. None: the class with a number.
 
     Throws InvalidArgumentError for arguments that do not go together, and MismatchError if ranks of the ETP group
