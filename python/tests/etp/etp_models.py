@@ -94,11 +94,12 @@ class Run:
     group: etp.Group | None = None
     done: int = 0  # micro-steps
     dp: etp.Group | None = None
+    mode: str = "deferred"  # of layers that are constructed sharded
 
     @property
     def groups(self) -> dict[str, Any]:
         """Of layers that are constructed sharded."""
-        return {"etp_group": self.group, "dp": self.dp}
+        return {"etp_group": self.group, "dp": self.dp, "mode": self.mode}
 
     def sharded(self, model: Any, **options: Any) -> Any:
         return model if self.group is None else etp.shard_module_(model, self.group, dp=self.dp, **options)

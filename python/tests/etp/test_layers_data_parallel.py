@@ -63,6 +63,7 @@ def _refused(rank: int) -> list[str]:
             etp.Linear(8, 8, etp_group=group, dp=dp, name="seeded")
 
         def with_a_layer(**options: Any) -> Any:
+            torch.manual_seed(0)
             return torch.nn.Sequential(etp.Linear(8, 8, etp_group=group, **options), torch.nn.Linear(64, 64))
 
         return [

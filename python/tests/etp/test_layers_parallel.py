@@ -102,3 +102,45 @@ def test_every_etp_size_gives_the_same_bytes(trained: dict[int, list[list[Weight
         for mine, other in zip(found, trained[1][rank % TP], strict=True):
             assert mine.keys() == other.keys()
             assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+class Two(torch.nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.first = etp.LayerNormLinear(WIDTH, HIDDEN, parallel_mode="column", init_method=_init, **options)
+        self.second = etp.Linear(HIDDEN, WIDTH, parallel_mode="row", init_method=_init, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.nn.functional.gelu(self.first(x)))
+
+
+def _penalised(run: Run, sequence: bool, tp_group: Any) -> Weights:
+    """Gradients of the weights by a penalty on the gradient of the input, which passes all layers twice."""
+    tp_rank = 0 if tp_group is None else torch.distributed.get_rank(tp_group)
+    options = {"tp_group": tp_group, "sequence_parallel": sequence, "etp_group": run.group, "mode": "inline"}
+    model = built(lambda: Two(**options))
+    for number in run.numbers():
+        x = torch.rand(SEQUENCE, BATCH, WIDTH, generator=torch.Generator().manual_seed(number))
+        x = (x.chunk(TP)[tp_rank] if sequence and tp_group is not None else x).clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x).sin().sum(), x, create_graph=True)
+        (gradient.pow(2).sum() / (1 if run.group is not None else run.size)).backward()
+    named = {f"{name}.weight": getattr(model, name).weight for name in ("first", "second")}
+    return {name: run.logical(each.grad).detach().clone() for name, each in named.items()}
+
+
+def _penalised_on_rank(rank: int) -> list[Weights]:
+    tp_groups = [torch.distributed.new_group([TP * i, TP * i + 1]) for i in range(2)]
+    etp_groups = [torch.distributed.new_group([i, i + TP]) for i in range(TP)]
+    with etp.init_group(etp_groups[rank % TP], timeout=30) as group:
+        return [_penalised(Run(2, rank // TP, group), sequence, tp_groups[rank // TP]) for sequence in (False, True)]
+
+
+def test_second_derivatives_pass_the_exchanges() -> None:
+    found = launch(_penalised_on_rank, TP * 2)
+    for i, sequence in enumerate((False, True)):
+        expected = _penalised(Run(2), sequence, None)
+        for rank, each in enumerate(found):
+            for name, value in each[i].items():
+                part = _part(name, expected[name], rank % TP, "gelu")
+                assert part.abs().max() > 1e-3
+                torch.testing.assert_close(value, part, rtol=1e-4, atol=1e-5)

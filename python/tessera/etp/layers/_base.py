@@ -143,12 +143,33 @@ class Layer(Constructed):
         group = self.etp_group
         return group is not None and (group.size * self.replicas > 1 or bool(self.weight_format))
 
+    @property
+    def _groups(self) -> list[Group]:
+        """Whose ranks have, or share, the same part."""
+        return [each for each in (self.etp_group, self._policy.dp) if each is not None] if self._shards else []
+
     def _declare(self, name: str, declared: Declared) -> None:
-        self._declared[name] = declared
         for each in declared.shape:
             whole(f"{self.name}.{name}: an extent", each, 1)
-        shape = self._tp.shape_of(declared.shape, declared.cut, declared.halves, f"{self.name}.{name}")
+        shape = self._shape_of(name, declared)
+        self._declared[name] = declared
         self.register_parameter(name, torch.nn.Parameter(torch.empty(shape, dtype=self.params_dtype, device="meta")))
+
+    def _shape_of(self, name: str, declared: Declared) -> tuple[int, ...]:
+        """After tensor parallelism has cut it."""
+        return self._tp.shape_of(declared.shape, declared.cut, declared.halves, f"{self.name}.{name}")
+
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Also of an assignment, which ties layers."""
+        declared = self.__dict__.get("_declared", {}).get(name)
+        if declared is not None and isinstance(param, torch.nn.Parameter):
+            given = param.etp.shape if isinstance(param, ShardedParameter) else param.shape
+            if given != self._shape_of(name, declared):
+                raise InvalidArgumentError(
+                    f"{self.name}.{name} is {self._shape_of(name, declared)}, and what is put in its place "
+                    f"{tuple(given)}: a tied weight needs that shape, after tensor parallelism has cut it"
+                )
+        super().register_parameter(name, param)
 
     def _make(self) -> None:
         """At the end of a constructor."""
@@ -168,15 +189,16 @@ class Layer(Constructed):
 
     def _fill(self, put: Callable[[str, Declared, torch.nn.Parameter], None]) -> None:
         """Calls it with each parameter that is filled, one after another."""
+        for group in self._groups if self._tp.size > 1 else ():
+            self._tp.require_orthogonal(group, self.name)
         digests = []
         for name, declared in self._declared.items():
             full = self._filled(name, declared)
-            if self._shards:
+            if self._groups:
                 digests.append(digest_of(f"{self.name}.{name}", full))
             put(name, declared, full)
-        for group in (self.etp_group, self._policy.dp) if self._shards else ():
-            if group is not None:
-                require_same_digests(group, [f"{self.name}.{name}" for name in self._declared], digests)
+        for group in self._groups:
+            require_same_digests(group, [f"{self.name}.{name}" for name in self._declared], digests)
 
     def _make_parameters(self, names: set[str]) -> None:
         """In place of those on the meta device; others are tied to a layer that has initialised them."""

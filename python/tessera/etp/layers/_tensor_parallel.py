@@ -3,13 +3,15 @@ see the same tokens; with sequence parallelism each has a part of the sequence (
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed
 
-from ..._errors import InvalidArgumentError
+from ..._errors import InvalidArgumentError, MismatchError
+from .._group import Group
 
 _Step = Callable[[torch.Tensor, Any], torch.Tensor]
 
@@ -55,10 +57,21 @@ class _Exchange(torch.autograd.Function):
         return _Exchange.apply(gradient, ctx.back, ctx.there, ctx.group), None, None, None  # type: ignore[no-untyped-call]
 
 
+def _is_process_group(group: Any) -> bool:
+    if not torch.distributed.is_available():
+        return False
+    nobody = torch.distributed.GroupMember.NON_GROUP_MEMBER
+    return isinstance(group, torch.distributed.ProcessGroup) or group is nobody
+
+
 class TensorParallel:
     """What a layer does with its tp_group; without one, or with one rank, nothing."""
 
     def __init__(self, group: Any = None, sequence_parallel: bool = False) -> None:
+        if not (group is None or _is_process_group(group)):
+            raise InvalidArgumentError(
+                f"tp_group={group!r}: give a torch ProcessGroup; of an axis of a mesh it is mesh['tp'].get_group()"
+            )
         self.group = group
         self.size = 1 if group is None else torch.distributed.get_world_size(group)
         self.rank = 0 if group is None else torch.distributed.get_rank(group)
@@ -71,22 +84,41 @@ class TensorParallel:
 
     # --- parameters
 
+    def range_of(self, total: int) -> tuple[int, int]:
+        """This rank's; the first ranks have one more where it does not divide."""
+        each, more = divmod(total, self.size)
+        begin = self.rank * each + min(self.rank, more)
+        return begin, begin + each + (self.rank < more)
+
     def shape_of(self, shape: tuple[int, ...], cut: int | None, halves: int, name: str) -> tuple[int, ...]:
         """Of this rank's part."""
         if cut is None:
             return shape
-        if shape[cut] % (self.size * halves) != 0:
+        total = shape[cut]
+        uneven = cut == 0 and halves == 1  # rows: what comes out is apart, and need not fit a next layer
+        if total < self.size if uneven else total % (self.size * halves) != 0:
             raise InvalidArgumentError(
-                f"{name}: {shape[cut]} of {shape} cannot be cut over {self.size} ranks of the tp_group"
+                f"{name}: {total} of {shape} cannot be cut over {self.size} ranks of the tp_group"
                 + (f" in {halves} halves" if halves > 1 else "")
             )
-        return (*shape[:cut], shape[cut] // self.size, *shape[cut + 1 :])
+        begin, end = self.range_of(total)
+        return (*shape[:cut], end - begin, *shape[cut + 1 :])
 
     def part_of(self, full: torch.Tensor, cut: int | None, halves: int) -> torch.Tensor:
         if cut is None or self.size == 1:
             return full
-        blocks = full.chunk(halves, cut)
-        return torch.cat([each.chunk(self.size, cut)[self.rank] for each in blocks], cut)
+        begin, end = self.range_of(full.shape[cut] // halves)
+        return torch.cat([each.narrow(cut, begin, end - begin) for each in full.chunk(halves, cut)], cut)
+
+    def require_orthogonal(self, group: Group, name: str) -> None:
+        """Throws unless all ranks of an ETP group have the same part. Collective over it."""
+        own = struct.pack("=q", self.rank)
+        for rank, other in enumerate(group.core.exchange(f"the parts of {name}", own)):
+            if other != own:
+                raise MismatchError(
+                    f"{name}: ranks {group.rank} and {rank} of {group!r} are different ranks of their tp_group: it has "
+                    "to be orthogonal to the ETP group, as the axes of a DeviceMesh are"
+                )
 
     # --- activations
 

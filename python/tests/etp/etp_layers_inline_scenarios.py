@@ -1,0 +1,70 @@
+"""mode="inline" of constructed layers. Each scenario returns what must be equal bytes, or numbers that are close."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import etp_layers_scenarios
+import etp_meta_scenarios
+import torch
+from etp_layers_scenarios import Experts, Layers, expert_loss
+from etp_models import Run, Scenario, built, loss_of, scenarios_of
+from tessera import etp
+
+# Sums of a round are added as one: bytes are those of plain torch without accumulation. main_grad is for mode="deferred".
+LEFT_OUT = (
+    "layers",
+    "experts",
+    "main_gradients",
+    "a_hand_written_function",
+    "layers_in_a_model_that_is_sharded",
+)
+MODELS: list[tuple[Any, Any]] = [
+    (lambda run: Layers(run, tied=True), loss_of),
+    (lambda run: Experts(run, bias=True), expert_loss),
+]
+
+
+def _inline(scenario: Scenario) -> Scenario:
+    return lambda run: scenario(dataclasses.replace(run, mode="inline"))
+
+
+ALL = scenarios_of(vars(etp_layers_scenarios)) | scenarios_of(vars(etp_meta_scenarios))
+OF_LAYERS = {name: _inline(each) for name, each in ALL.items() if name not in LEFT_OUT}
+
+
+def gradients_as_values(run: Run) -> Any:
+    """torch.autograd.grad(), whose results are this rank's rows."""
+    run = dataclasses.replace(run, mode="inline")
+    found: list[Any] = []
+    for kind, loss in MODELS:
+        model = built(lambda kind=kind: kind(run))
+        weights = [each for each in model.parameters() if each.dim() > 1]
+        total: list[torch.Tensor] = [torch.zeros(())] * len(weights)
+        for number in run.numbers():
+            value = loss(model, number) / (1 if run.group is not None else run.size)
+            total = [mine + now for mine, now in zip(total, torch.autograd.grad(value, weights), strict=True)]
+        found.append(all(each.grad is None for each in weights))
+        pairs = zip(total, weights, strict=True)
+        found.append([run.logical(each, like if _is_sharded(like) else None).tolist() for each, like in pairs])
+    return found
+
+
+def penalties(run: Run) -> list[list[float]]:
+    """On the norm of the mean gradient: each rank has that of its rows, and each replica has all of them."""
+    run = dataclasses.replace(run, mode="inline")
+    found = []
+    for kind, loss in MODELS:
+        model = built(lambda kind=kind: kind(run))
+        weights = [each for each in model.parameters() if each.dim() > 1]
+        mean = torch.stack([loss(model, number) for number in run.numbers()]).mean()
+        gradients = torch.autograd.grad(mean, weights, create_graph=True)
+        total = sum((each.pow(2).sum() for each in gradients), torch.zeros(()))
+        (total * (1 if run.group is None else run.group.size)).backward()
+        found += [run.logical(each.grad).flatten().tolist() for each in weights]
+    return found
+
+
+def _is_sharded(parameter: torch.Tensor) -> bool:
+    return isinstance(parameter, etp.ShardedParameter)
