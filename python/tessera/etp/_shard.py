@@ -197,8 +197,8 @@ def _require_replicas(model: torch.nn.Module, replicas: int) -> None:
     for name, module in model.named_modules():
         if isinstance(module, Constructed) and module.replicas != replicas:
             raise InvalidArgumentError(
-                f"shard_module_: layer {name or type(module).__name__} was constructed with {module.replicas} replicas, "
-                f"and the rest of the model would have {replicas}: give the layer and shard_module_() the same dp="
+                f"shard_module_: layer {name or type(module).__name__} was constructed with {module.replicas} "
+                f"replicas, and the rest of the model would have {replicas}: give both the same dp="
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import etp_layers_scenarios
@@ -12,7 +13,7 @@ from etp_layers_scenarios import Experts, Layers, expert_loss
 from etp_models import Run, Scenario, built, loss_of, scenarios_of
 from tessera import etp
 
-# Sums of a round are added as one: bytes are those of plain torch without accumulation. main_grad is for mode="deferred".
+# Sums of a round are added as one: with accumulation, bytes are not those of plain torch. main_grad is not for inline.
 LEFT_OUT = (
     "layers",
     "experts",
@@ -26,12 +27,12 @@ MODELS: list[tuple[Any, Any]] = [
 ]
 
 
-def _inline(scenario: Scenario) -> Scenario:
-    return lambda run: scenario(dataclasses.replace(run, mode="inline"))
+def _inline(scenario: Scenario, run: Run) -> Any:
+    return scenario(dataclasses.replace(run, mode="inline"))
 
 
 ALL = scenarios_of(vars(etp_layers_scenarios)) | scenarios_of(vars(etp_meta_scenarios))
-OF_LAYERS = {name: _inline(each) for name, each in ALL.items() if name not in LEFT_OUT}
+OF_LAYERS = {name: functools.partial(_inline, each) for name, each in ALL.items() if name not in LEFT_OUT}
 
 
 def gradients_as_values(run: Run) -> Any:

@@ -82,8 +82,8 @@ def test_what_dp_may_not_be() -> None:
         "is not orthogonal to",
         "Linear: dp=Group.* needs an etp_group=",
         "seeded.weight differs between ranks",
-        "layer 0 was constructed with 1 replicas, and the rest of the model would have 2: give the layer",
-        "layer 0 was constructed with 2 replicas, and the rest of the model would have 1: give the layer",
+        "layer 0 was constructed with 1 replicas, and the rest of the model would have 2: give both",
+        "layer 0 was constructed with 2 replicas, and the rest of the model would have 1: give both",
     ]
     for rank in launch(_refused, 4):
         for text, pattern in zip(rank, expected, strict=True):

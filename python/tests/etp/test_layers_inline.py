@@ -26,10 +26,10 @@ def test_bytes_are_those_of_plain_torch(found: tuple[int, dict[str, list[Any]]],
 
 def _are_close(ranks: list[list[list[float]]], expected: list[list[float]]) -> None:
     """Second derivatives add in another order: to 1e-4 of the largest."""
+    assert sum(any(each) for each in expected) >= len(expected) - 2  # one rank uses two of four experts
     for rank in ranks:
         for mine, theirs in zip(rank, expected, strict=True):
             assert mine == pytest.approx(theirs, abs=1e-4 * max(map(abs, theirs)))
-            assert any(theirs)
 
 
 def test_a_penalty_on_gradients_is_that_of_plain_torch(found: tuple[int, dict[str, list[Any]]]) -> None:

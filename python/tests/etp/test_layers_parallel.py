@@ -143,4 +143,4 @@ def test_second_derivatives_pass_the_exchanges() -> None:
             for name, value in each[i].items():
                 part = _part(name, expected[name], rank % TP, "gelu")
                 assert part.abs().max() > 1e-3
-                torch.testing.assert_close(value, part, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(value, part, rtol=1e-4, atol=1e-5 * float(part.abs().max()))

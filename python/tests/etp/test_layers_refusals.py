@@ -78,6 +78,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "a format that is none": (lambda: etp.Linear(4, 4, etp_group=etp.init_group(), weight_format="fp3"), "fp3"),
     "a dtype": (lambda: etp.Linear(4, 4, params_dtype=torch.float64), "float32, bfloat16 and float16 are possible"),
     "a device": (lambda: etp.Linear(4, 4, device="cuda"), "in host memory, or on the meta device"),
+    "main_grad of inline": (lambda: made(fuse_wgrad_accumulation=True, mode="inline"), "leave one of them out"),
     "no rows": (lambda: etp.Linear(4, 0), "Linear0.weight: an extent 0"),
     "a mode": (lambda: etp.Linear(4, 4, parallel_mode="diagonal"), "'diagonal'"),
     "an activation": (lambda: etp.LayerNormMLP(4, 4, activation="tanh"), "'tanh'"),

@@ -17,7 +17,12 @@ class Sharded(torch.nn.Module):
 
 
 class Constructed(Sharded):
-    """A layer that was made sharded, over a group of its own choice. shard_module_() leaves it as it is."""
+    """A layer that was made sharded, over a group of its own choice: shard_module_() leaves it as it is. Without a
+    group it is a plain module."""
+
+    @property
+    def has_group(self) -> bool:
+        raise NotImplementedError
 
     @property
     def replicas(self) -> int:
@@ -27,6 +32,11 @@ class Constructed(Sharded):
     def reset_parameters(self) -> None:
         """Initialises all of them, on the same rows as an unsharded layer's. Collective."""
         raise NotImplementedError
+
+
+def has_group(module: torch.nn.Module) -> bool:
+    """Whether it was constructed sharded."""
+    return isinstance(module, Constructed) and module.has_group
 
 
 class ShardedLinear(Sharded, torch.nn.Linear):
