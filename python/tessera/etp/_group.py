@@ -8,7 +8,7 @@ import secrets
 import struct
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
@@ -75,6 +75,12 @@ class Group(Closing):
 
     def __deepcopy__(self, memo: Any) -> Group:
         return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise InvalidArgumentError(
+            f"ETP group {self.name} cannot be pickled, nor can layers that were constructed with it: save their "
+            "state_dict()"
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

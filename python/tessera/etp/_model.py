@@ -16,7 +16,7 @@ from .. import _core
 from .._closing import Closing, close_at_exit
 from .._errors import CancelledError, InvalidArgumentError
 from ._autograd.generic import refuse_transforms
-from ._autograd.modules import Constructed, Sharded
+from ._autograd.modules import Sharded, has_group
 from ._group import Group
 from ._states.logical import watch_states
 from ._weights.matrix import Listed
@@ -61,6 +61,7 @@ class ShardedModel(Closing):
     The ranks meet at the end of the outermost backward, which adds all gradients, and when weights are updated.
     """
 
+    of_layers = False
     _made = 0
 
     def __init__(
@@ -153,7 +154,7 @@ class ShardedModel(Closing):
                 if isinstance(parameter, ShardedParameter)
             ]
             owns = self in models
-            if not isinstance(each, Constructed):  # those are watched; but their weights may be tied to other modules'
+            if not has_group(each):  # those are watched; but their weights may be tied to other modules'
                 for model in dict.fromkeys(models):
                     self._handles += watch_states(each, model)
             if each is module or (owns and not isinstance(each, Sharded)):
@@ -163,6 +164,10 @@ class ShardedModel(Closing):
                 ]
         for replicated in self.replicated:
             replicated.attach()
+
+    def watch_tied(self, module: torch.nn.Module) -> None:
+        """It has got one of the weights."""
+        self._handles += watch_states(module, self)
 
     def _look_at(self, root: torch.nn.Module) -> None:
         """What fully_shard() has put in the place of a whole parameter is its own to reduce."""

@@ -13,7 +13,7 @@ import torch
 
 from .._arguments import choice, elements, pattern, whole
 from .._errors import AlreadyExistsError, InvalidArgumentError
-from ._autograd.modules import Constructed, put, sharded_class, unsharded_class
+from ._autograd.modules import Constructed, has_group, put, sharded_class, unsharded_class
 from ._compile import leave_out_of_graphs
 from ._config import config
 from ._group import Group
@@ -23,6 +23,7 @@ from ._model import ShardedModel
 from ._optim.norms import typed
 from ._optim.optimizers import watch_optimizers
 from ._refusals import require_shardable
+from ._states.logical import watch_ties
 from ._views import logical, models_of, places_of
 from ._weights.experts import expert_lists, gather_together
 from ._weights.parameter import ShardedParameter
@@ -77,7 +78,7 @@ def shard_module_(
     weights, before the optimiser is made and before the model is compiled. Collective.
 
     With one rank, weights without a format are left as they are: the model is as it was. Layers that were constructed
-    sharded (etp.Linear, ...) keep their groups and formats.
+    sharded (etp.Linear, ...) keep their groups and formats; those that were constructed without a group are sharded.
 
     What is on the meta device is made module by module, so that a rank has no more than one module whole: by its
     reset_parameters(), or `init`. Afterwards, load_state_dict() gives it values; nn.init would give every rank the same
@@ -145,12 +146,16 @@ def shard_module_(
         _take(model, groups, cut, named, chosen, init)
     if sharded is not None:
         gather_together(sharded.weights, lists)
+        for module in model.modules():
+            if isinstance(module, Constructed) and not module.has_group:
+                module.list_experts(sharded)
         sharded.runtime.start()
         sharded.watch(model)
         models = models_of(model)
         for each in models:
             each.companions.update(other for other in models if other is not each)
         watch_optimizers()
+        watch_ties()
         watch_wrappers()
         leave_out_of_ddp(model)
         leave_out_of_graphs()
@@ -195,7 +200,7 @@ def _take(
 def _require_replicas(model: torch.nn.Module, replicas: int) -> None:
     """Throws if gradients of a layer that was constructed sharded are added over more or fewer replicas."""
     for name, module in model.named_modules():
-        if isinstance(module, Constructed) and module.replicas != replicas:
+        if isinstance(module, Constructed) and module.has_group and module.replicas != replicas:
             raise InvalidArgumentError(
                 f"shard_module_: layer {name or type(module).__name__} was constructed with {module.replicas} "
                 f"replicas, and the rest of the model would have {replicas}: give both the same dp="
@@ -204,15 +209,15 @@ def _require_replicas(model: torch.nn.Module, replicas: int) -> None:
 
 def _of_layers(model: torch.nn.Module) -> set[int]:
     """Parameters of layers that were constructed sharded."""
-    return {
-        id(each) for layer in model.modules() if isinstance(layer, Constructed) for each in layer._parameters.values()
-    } - {id(None)}
+    return {id(each) for layer in model.modules() if has_group(layer) for each in layer._parameters.values()} - {
+        id(None)
+    }
 
 
 def unshard_(model: torch.nn.Module) -> torch.nn.Module:
     """Makes every weight whole again, in place, and returns the model. Gradients come along; an optimiser must be made
     again. Layers that were constructed sharded stay so. Collective."""
-    own = [place for place in places_of(model) if not isinstance(place[0], Constructed)]
+    own = [place for place in places_of(model) if not place[2].etp.model.of_layers]
     sharded = next((parameter.etp.model for _, _, parameter in own), None)
     if not isinstance(sharded, ShardedModel):
         return model
@@ -223,8 +228,6 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
         full[weight] = torch.nn.Parameter(logical(old), requires_grad=old.requires_grad)
         full[weight].grad = None if old.grad is None else logical(old.grad)
     for module, name, parameter in own:
-        if parameter.etp.model is not sharded:
-            continue  # a layer's that was constructed sharded
         put(module, name, full[parameter.etp])
         module.__class__ = unsharded_class(type(module))
     sharded.unwatch()

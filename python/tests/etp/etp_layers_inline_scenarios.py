@@ -20,6 +20,8 @@ LEFT_OUT = (
     "main_gradients",
     "a_hand_written_function",
     "layers_in_a_model_that_is_sharded",
+    "layers_without_a_group_in_a_model",
+    "a_plain_head_that_is_tied_to_a_layer",
 )
 MODELS: list[tuple[Any, Any]] = [
     (lambda run: Layers(run, tied=True), loss_of),

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from etp_layers_scenarios import plain_linear
+from etp_layers_scenarios import Experts, plain_linear
 from etp_models import HIDDEN, WIDTH, WORDS, Run, Tied, adamw, as_bytes, batch, built, loss_of
 from tessera import etp
 
@@ -115,6 +115,76 @@ def layers_in_a_model_that_is_sharded(run: Run) -> Any:
     assert type(model.up) is torch.nn.Linear
     assert isinstance(model.down.weight, etp.ShardedParameter) or run.size == 1
     return found, trained, whole
+
+
+class Ungrouped(torch.nn.Module):
+    """Layers that were constructed without a group."""
+
+    def __init__(self, run: Run, device: str) -> None:
+        super().__init__()
+        self.sharded = run.group is not None
+        if self.sharded:
+            self.emb: Any = etp.Embedding(WORDS, WIDTH, device=device)
+            self.up: Any = etp.Linear(WIDTH, WIDTH, device=device)
+            self.experts: Any = etp.GroupedLinear(4, WIDTH, HIDDEN, device=device)
+        else:
+            self.emb = torch.nn.Embedding(WORDS, WIDTH)
+            self.up = plain_linear(WIDTH, WIDTH)
+            self.experts = Experts(run, True).experts
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.up(self.emb(ids.flatten()))
+        return self.experts(x, SPLITS) if self.sharded else Experts.forward(self, x, SPLITS)  # type: ignore[arg-type]
+
+
+SPLITS = [0, 3, 20, 1]
+
+
+def layers_without_a_group_in_a_model(run: Run) -> Any:
+    """They are sharded as other modules are, and their experts are gathered as a list."""
+    found: list[Any] = []
+    for device, mode in (("cpu", "deferred"), ("meta", "deferred"), ("cpu", "inline")):
+        torch.manual_seed(7)
+        model = run.sharded(Ungrouped(run, device), min_elements=256, mode=mode)
+        if run.group is not None and run.size > 1:
+            weight = model.experts.weight1
+            assert isinstance(model.up.weight, etp.ShardedParameter) and weight.etp.model is model.up.weight.etp.model
+            assert weight.etp.expert_idx == (1 if mode == "deferred" else None)
+        run.train(model, adamw(model.parameters()), loss=lambda model, number: model(batch(number)[0]).sin().sum())
+        found.append(run.weights(model))
+    if run.group is not None:
+        etp.unshard_(model)
+        assert type(model.up.weight) is torch.nn.Parameter
+    return found, {name: as_bytes(each) for name, each in model.state_dict().items()}
+
+
+class Head(torch.nn.Module):
+    """A plain layer that has the weight of one that was constructed sharded."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        grouped = run.group is not None
+        self.emb: Any = etp.Embedding(WORDS, WIDTH, **run.groups) if grouped else torch.nn.Embedding(WORDS, WIDTH)
+        self.head = torch.nn.Linear(WIDTH, WORDS, bias=False, device="meta")
+        self.head.weight = self.emb.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.emb(ids))
+
+
+def a_plain_head_that_is_tied_to_a_layer(run: Run) -> Any:
+    """Without shard_module_(): its state is logical, and can be loaded."""
+    model = built(lambda: Head(run))
+    run.train(model, adamw(model.parameters()), accumulation=2)
+    state = model.state_dict()
+    found = [
+        {name: as_bytes(each.full() if isinstance(each, etp.LogicalTensor) else each) for name, each in state.items()}
+    ]
+    for values in (built(lambda: Head(Run(1)), 9).state_dict(), state):
+        model.load_state_dict(values)
+        run.train(model, adamw(model.parameters()))
+        found.append(run.weights(model))
+    return found
 
 
 def layers_on_the_meta_device_in_a_model(run: Run) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import re
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,16 @@ def updated_before_backward() -> None:
     out.sum().backward()
 
 
+def assigned() -> None:
+    made().weight = torch.nn.Parameter(torch.zeros(48, 32))
+
+
+def saved() -> None:
+    layer = made()
+    with etp.summon(layer):
+        torch.save(layer, io.BytesIO())
+
+
 class Unfilled(torch.nn.Linear):
     def reset_parameters(self) -> None:
         pass
@@ -79,6 +90,22 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "a dtype": (lambda: etp.Linear(4, 4, params_dtype=torch.float64), "float32, bfloat16 and float16 are possible"),
     "a device": (lambda: etp.Linear(4, 4, device="cuda"), "in host memory, or on the meta device"),
     "main_grad of inline": (lambda: made(fuse_wgrad_accumulation=True, mode="inline"), "leave one of them out"),
+    "integers": (lambda: made()(torch.ones(2, 32, dtype=torch.long)), "an input of torch.int64"),
+    "a format's type": (lambda: etp.Linear(4, 4, etp_group=etp.init_group(), weight_format=4), "weight_format 4"),
+    "a bias": (lambda: etp.Linear(4, 4, bias=torch.zeros(4)), "give True or False"),
+    "a return_bias": (lambda: etp.Linear(4, 4, return_bias="no"), "return_bias 'no'"),
+    "a sequence": (lambda: etp.Linear(4, 4, sequence_parallel="no"), "sequence_parallel 'no'"),
+    "an init_method": (lambda: etp.Linear(4, 4, init_method="normal"), "init_method 'normal': give a callable"),
+    "an init_method that fills nothing": (
+        lambda: etp.Linear(4, 4, init_method=torch.zeros_like),
+        "has no values after",
+    ),
+    "an eps": (lambda: etp.LayerNormMLP(4, 4, eps=-1), "eps=-1"),
+    "a tp_group": (lambda: etp.Linear(4, 4, parallel_mode="row", tp_group=3), "tp_group=3: give a torch ProcessGroup"),
+    "a whole weight": (assigned, "a whole tensor is put in its place"),
+    "no counts": (lambda: etp.GroupedLinear(2, 4, 4)(torch.ones(3, 4), 3), "m_splits 3: give the number of tokens"),
+    "half a token": (lambda: etp.GroupedLinear(2, 4, 4)(torch.ones(3, 4), [1.5, 1.5]), "m_splits has 1.5"),
+    "a file": (saved, "cannot be pickled, nor can layers that were constructed with it"),
     "no rows": (lambda: etp.Linear(4, 0), "Linear0.weight: an extent 0"),
     "a mode": (lambda: etp.Linear(4, 4, parallel_mode="diagonal"), "'diagonal'"),
     "an activation": (lambda: etp.LayerNormMLP(4, 4, activation="tanh"), "'tanh'"),
@@ -147,10 +174,12 @@ def test_ranks_with_different_values_are_told_so_and_can_go_on() -> None:
 def _out_of_shape(rank: int) -> list[str]:
     group = torch.distributed.group.WORLD
     found = []
+    etp.Linear(8, 5, parallel_mode="column", tp_group=group)  # rows need not divide
     for act in (
-        lambda: etp.Linear(8, 5, parallel_mode="column", tp_group=group),
+        lambda: etp.Linear(5, 8, parallel_mode="row", tp_group=group),
         lambda: etp.LayerNormMLP(8, 5, activation="swiglu", set_parallel_mode=True, tp_group=group),
         lambda: etp.Linear(8, 4, parallel_mode="row", tp_group=group, sequence_parallel=True)(torch.ones(3, 4)),
+        lambda: etp.Linear(8, 4, tp_group=group, sequence_parallel=True),
     ):
         with pytest.raises(tessera.InvalidArgumentError) as refused:
             act()
@@ -159,10 +188,11 @@ def _out_of_shape(rank: int) -> list[str]:
 
 
 def test_what_cannot_be_cut_over_the_tp_group() -> None:
-    for column, halves, sequence in launch(_out_of_shape, 2):
-        assert "5 of (5, 8) cannot be cut over 2 ranks of the tp_group" in column
+    for row, halves, sequence, no_mode in launch(_out_of_shape, 2):
+        assert "5 of (8, 5) cannot be cut over 2 ranks of the tp_group" in row
         assert "in 2 halves" in halves
         assert "its length (dim 0) has to be a multiple" in sequence
+        assert "without a parallel mode" in no_mode
 
 
 def _clipped(rank: int) -> tuple[float, float]:

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch._C import DisableTorchFunctionSubclass
 
+from ..._errors import InvalidArgumentError
 from .._weights.parameter import ShardedParameter
-from .._weights.weight import Weight
+from .._weights.weight import Model, Weight
 from .functions import apply_embedding_function, apply_linear_function, multiply
 from .generic import Call, refuse_transforms
 
@@ -17,8 +18,8 @@ class Sharded(torch.nn.Module):
 
 
 class Constructed(Sharded):
-    """A layer that was made sharded, over a group of its own choice: shard_module_() leaves it as it is. Without a
-    group it is a plain module."""
+    """A layer that was made sharded, over a group of its own choice. shard_module_() leaves it as it is; without a
+    group it is a plain module, which is sharded with the others."""
 
     @property
     def has_group(self) -> bool:
@@ -28,6 +29,9 @@ class Constructed(Sharded):
     def replicas(self) -> int:
         """How many ranks have the same rows, by data parallelism."""
         raise NotImplementedError
+
+    def list_experts(self, model: Model) -> None:
+        """Weights that are used as a list become one, if all of them are sharded with that model. Before it starts."""
 
     def reset_parameters(self) -> None:
         """Initialises all of them, on the same rows as an unsharded layer's. Collective."""
@@ -133,6 +137,8 @@ def dtypes_of(x: torch.Tensor, weight: Weight) -> tuple[torch.dtype, torch.dtype
     """Of a product's result, and of its computation."""
     kind = x.device.type
     given = x.dtype
+    if not given.is_floating_point:
+        raise InvalidArgumentError(f"{weight.name}: an input of {given}: give floating-point numbers")
     if torch.is_autocast_enabled(kind) and given != torch.float64:
         given = torch.get_autocast_dtype(kind)
         return given, given

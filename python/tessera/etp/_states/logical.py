@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.hooks import RemovableHandle
 
 from ..._errors import InvalidArgumentError
@@ -149,9 +150,11 @@ def rows_of(given: Any, weight: Weight) -> Any:
     return weight.cut(given) if getattr(given, "shape", None) == weight.shape else given
 
 
-def _sharded(module: torch.nn.Module) -> dict[str, Weight]:
+def _sharded(module: torch.nn.Module, model: Model | None = None) -> dict[str, Weight]:
     return {
-        name: parameter.etp for name, parameter in module._parameters.items() if isinstance(parameter, ShardedParameter)
+        name: parameter.etp
+        for name, parameter in module._parameters.items()
+        if isinstance(parameter, ShardedParameter) and (model is None or parameter.etp.model is model)
     }
 
 
@@ -163,11 +166,13 @@ def _save(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata:
 
 
 def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]:
-    """Of one module with sharded parameters. Loading it is an update."""
+    """Of one module, and its parameters of that model. Loading it is an update. Twice is as good as once."""
     began: list[bool] = []
 
     def load(module: Any, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
-        weights = _sharded(module)
+        weights = _sharded(module, model)
+        if not weights:
+            return
         given = {name: state[prefix + name] for name in weights if prefix + name in state}
         for name in given:
             if metadata.get("assign_to_params_buffers", False):
@@ -191,3 +196,17 @@ def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]
         module.register_load_state_dict_pre_hook(load),  # type: ignore[no-untyped-call]
         module.register_load_state_dict_post_hook(loaded),  # type: ignore[no-untyped-call]
     ]
+
+
+def _tied(module: torch.nn.Module, name: str, parameter: Any) -> None:
+    if isinstance(parameter, ShardedParameter):
+        parameter.etp.model.watch_tied(module)
+
+
+_hooked: list[RemovableHandle] = []
+
+
+def watch_ties() -> None:
+    """Of modules of any kind that get a sharded parameter by an assignment. Once a process."""
+    if not _hooked:
+        _hooked.append(register_module_parameter_registration_hook(_tied))

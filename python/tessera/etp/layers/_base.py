@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
-from ..._arguments import choice, flag, text, whole
+from ..._arguments import choice, flag, optional_text, text, whole
 from ..._errors import InvalidArgumentError
 from .._autograd.modules import Constructed, apply_linear
 from .._group import Group
@@ -17,7 +17,7 @@ from .._making import add_weight, digest_of, is_plain, require_same_digests
 from .._views import update
 from .._weights.main_grad import main_grad_of
 from .._weights.parameter import ShardedParameter
-from .._weights.weight import Weight, can_shard
+from .._weights.weight import Model, Weight, can_shard
 from ._runtime import LayersModel, Policy
 from ._tensor_parallel import TensorParallel
 
@@ -29,6 +29,13 @@ _STD = 0.023  # TransformerEngine's
 
 def normal(tensor: torch.Tensor) -> None:
     torch.nn.init.normal_(tensor, std=_STD)
+
+
+def initialiser(given: Init | None, otherwise: Init) -> Init:
+    """What an argument says."""
+    if given is not None and not callable(given):
+        raise InvalidArgumentError(f"init_method {given!r}: give a callable that fills the tensor that it is given")
+    return given or otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +113,7 @@ class Layer(Constructed):
         if where.type not in ("cpu", "meta"):
             raise InvalidArgumentError(f"{kind}: device={where}: layers are in host memory, or on the meta device")
         self.etp_group = etp_group
-        self.weight_format = weight_format or ""
+        self.weight_format = optional_text("weight_format", weight_format)
         self.native = native
         self.params_dtype = dtype
         self.fuse_wgrad_accumulation = flag("fuse_wgrad_accumulation", fuse_wgrad_accumulation)
@@ -125,6 +132,7 @@ class Layer(Constructed):
         self._tp = tensor_parallel
         self._declared: dict[str, Declared] = {}
         self._experts: list[str] = []  # parameters that are used as a list
+        self._are_listed = False  # they are gathered as one
         if name is None:
             number = 0 if etp_group is None else etp_group.layers_made
             name = f"{kind}{number}"
@@ -133,6 +141,10 @@ class Layer(Constructed):
         self.name = text("name", name)
 
     # --- parameters
+
+    @property
+    def has_group(self) -> bool:
+        return self.etp_group is not None
 
     @property
     def replicas(self) -> int:
@@ -168,6 +180,12 @@ class Layer(Constructed):
                 raise InvalidArgumentError(
                     f"{self.name}.{name} is {self._shape_of(name, declared)}, and what is put in its place "
                     f"{tuple(given)}: a tied weight needs that shape, after tensor parallelism has cut it"
+                )
+            if self._shards and declared.sharded and not isinstance(param, ShardedParameter) and not param.is_meta:
+                raise InvalidArgumentError(
+                    f"{self.name}.{name} is sharded, and a whole tensor is put in its place, whose gradients nobody "
+                    "would add over the ranks: give the other module this layer's weight, or write rows within "
+                    "etp.update()"
                 )
         super().register_parameter(name, param)
 
@@ -218,14 +236,22 @@ class Layer(Constructed):
             raise
         if model is None:
             return
-        experts = [each.number for each in self._weights_named(self._experts) if each.model is model]
-        if len(experts) > 1 and not model.inline:
-            model.runtime.add_experts(experts)
+        self.list_experts(model)
         model.start(self)
 
+    def list_experts(self, model: Model) -> None:
+        experts = [each.number for each in self._weights_named(self._experts) if each.model is model]
+        self._are_listed = 1 < len(experts) == len(self._experts) and not model.inline
+        if self._are_listed:
+            model.runtime.add_experts(experts)
+
     def _filled(self, name: str, declared: Declared) -> torch.nn.Parameter:
-        full = torch.empty(declared.shape, dtype=self.params_dtype)
+        full = torch.full(declared.shape, torch.nan, dtype=self.params_dtype)
         declared.init(full)
+        if bool(full.flatten()[0].isnan()) and bool(full.isnan().all()):
+            raise InvalidArgumentError(
+                f"{self.name}.{name} has no values after its init_method, which has to fill the tensor that it is given"
+            )
         old = self._parameters[name]
         part = self._tp.part_of(full, declared.cut, declared.halves)
         with DisableTorchFunctionSubclass():

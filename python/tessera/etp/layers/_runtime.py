@@ -17,7 +17,7 @@ from .._group import Group
 from .._making import make_runtime
 from .._model import ShardedModel
 from .._optim.optimizers import watch_optimizers
-from .._states.logical import watch_states
+from .._states.logical import watch_states, watch_ties
 from .._weights.matrix import Listed
 from .._weights.replicated import Replicated
 from .._weights.weight import Weight, dtype_name
@@ -41,6 +41,7 @@ class LayersModel(ShardedModel):
     """Layers that were constructed one after another. It takes further ones until the first update of one of them,
     which is collective, so that ranks agree; models of later layers are freed apart from it."""
 
+    of_layers = True
     _layers: list[weakref.ref[torch.nn.Module]]
     _whole: weakref.WeakKeyDictionary[torch.nn.Module, list[Replicated]]
     _policy: Policy
@@ -59,6 +60,7 @@ class LayersModel(ShardedModel):
         made._policy = policy
         group.layers[policy] = made
         watch_optimizers()
+        watch_ties()
         leave_out_of_graphs()
         return made
 
@@ -73,8 +75,11 @@ class LayersModel(ShardedModel):
     def start(self, layer: torch.nn.Module) -> None:
         """Once its parameters have been added. Collective."""
         self.runtime.start()
-        self._layers.append(weakref.ref(layer))
-        self._handles += watch_states(layer, self)
+        self.watch_tied(layer)
+
+    def watch_tied(self, module: torch.nn.Module) -> None:
+        self._layers.append(weakref.ref(module))
+        super().watch_tied(module)
 
     def take_no_more(self) -> None:
         if self.group.layers.get(self._policy) is self:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from ..._arguments import flag
 from ..._errors import InvalidArgumentError, MismatchError
 from .._group import Group
 
@@ -67,11 +68,19 @@ def _is_process_group(group: Any) -> bool:
 class TensorParallel:
     """What a layer does with its tp_group; without one, or with one rank, nothing."""
 
-    def __init__(self, group: Any = None, sequence_parallel: bool = False) -> None:
+    def __init__(self, group: Any = None, sequence_parallel: bool = False, cuts: bool = True) -> None:
+        """`cuts`: the layer has a parallel_mode."""
+        sequence_parallel = flag("sequence_parallel", sequence_parallel)
         if not (group is None or _is_process_group(group)):
             raise InvalidArgumentError(
                 f"tp_group={group!r}: give a torch ProcessGroup; of an axis of a mesh it is mesh['tp'].get_group()"
             )
+        if sequence_parallel and not cuts and group is not None:
+            raise InvalidArgumentError(
+                "sequence_parallel=True without a parallel mode: ranks would see parts of the sequence, and nobody "
+                "adds the gradients of a weight that all of them have"
+            )
+        group = group if cuts else None
         self.group = group
         self.size = 1 if group is None else torch.distributed.get_world_size(group)
         self.rank = 0 if group is None else torch.distributed.get_rank(group)

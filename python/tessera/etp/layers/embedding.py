@@ -6,11 +6,11 @@ from typing import Any, Unpack
 
 import torch
 
-from ..._arguments import choice
+from ..._arguments import choice, whole
 from ..._errors import InvalidArgumentError
 from .._autograd.modules import apply_embedding
 from .._weights.parameter import ShardedParameter
-from ._base import Declared, Init, Layer, Options
+from ._base import Declared, Init, Layer, Options, initialiser
 from ._tensor_parallel import TensorParallel
 
 
@@ -43,16 +43,16 @@ class Embedding(Layer):
         sequence_parallel: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        mode = parallel_mode and choice("parallel_mode", parallel_mode, ("vocab",))
-        super().__init__(TensorParallel(tp_group if mode else None, sequence_parallel), **options)
+        mode = None if parallel_mode is None else choice("parallel_mode", parallel_mode, ("vocab",))
+        super().__init__(TensorParallel(tp_group, sequence_parallel, mode is not None), **options)
         if padding_idx is not None:
-            if not -num_embeddings <= padding_idx < num_embeddings:
+            if not -whole("num_embeddings", num_embeddings, 1) <= whole("padding_idx", padding_idx) < num_embeddings:
                 raise InvalidArgumentError(f"Embedding: padding_idx={padding_idx} of {num_embeddings} rows")
             padding_idx %= num_embeddings
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = padding_idx
         self.parallel_mode = mode
-        fill = init_method or torch.nn.init.normal_
+        fill = initialiser(init_method, torch.nn.init.normal_)
 
         def init(full: torch.Tensor) -> None:
             fill(full)

@@ -7,13 +7,13 @@ from typing import Any, Unpack
 
 import torch
 
-from ..._arguments import choice, whole
+from ..._arguments import choice, elements, flag, whole
 from ..._errors import InvalidArgumentError
 from .._autograd.functions import applied
 from .._autograd.generic import expects_backward, refuse_twice
 from .._autograd.modules import dtypes_of
 from .._weights.experts import Experts
-from ._base import Declared, Init, Layer, Options, normal
+from ._base import Declared, Init, Layer, Options, initialiser, normal
 from ._tensor_parallel import TensorParallel
 
 
@@ -113,16 +113,16 @@ class GroupedLinear(Layer):
         tp_group: Any = None,
         **options: Unpack[Options],
     ) -> None:
-        mode = parallel_mode and choice("parallel_mode", parallel_mode, ("column", "row"))
-        super().__init__(TensorParallel(tp_group if mode else None), **options)
+        mode = None if parallel_mode is None else choice("parallel_mode", parallel_mode, ("column", "row"))
+        super().__init__(TensorParallel(tp_group, cuts=mode is not None), **options)
         self.num_gemms = whole("num_gemms", num_gemms, 1)
         self.in_features, self.out_features = in_features, out_features
-        self.parallel_mode, self.return_bias = mode, return_bias
+        self.parallel_mode, self.return_bias = mode, flag("return_bias", return_bias)
         cut = {"column": 0, "row": 1}.get(mode or "")
         self._experts = [f"weight{i}" for i in range(num_gemms)]
-        self._biases = [f"bias{i}" for i in range(num_gemms)] if bias else []
+        self._biases = [f"bias{i}" for i in range(num_gemms)] if flag("bias", bias) else []
         for i, weight in enumerate(self._experts):
-            self._declare(weight, Declared((out_features, in_features), init_method or normal, cut))
+            self._declare(weight, Declared((out_features, in_features), initialiser(init_method, normal), cut))
             if bias:
                 zeros = torch.nn.init.zeros_
                 self._declare(f"bias{i}", Declared((out_features,), zeros, 0 if cut == 0 else None, sharded=False))
@@ -144,11 +144,13 @@ class GroupedLinear(Layer):
         splits = self._splits(m_splits, x.shape[0])
         biases = [self._parameters[name] for name in self._biases]
         added = [] if self.return_bias else biases
-        out = self._products(x, splits, added).view(*inp.shape[:-1], -1)  # type: ignore[arg-type]
+        out = self._products(x, splits, added)  # type: ignore[arg-type]
+        out = out.view(*inp.shape[:-1], out.shape[1])
         return (out, biases) if self.return_bias else out  # type: ignore[return-value]
 
     def _splits(self, m_splits: Sequence[int], tokens: int) -> list[int]:
-        splits = [int(each) for each in m_splits]
+        given = elements(f"{self.name}: m_splits", m_splits, "the number of tokens of each expert")
+        splits = [whole(f"{self.name}: m_splits has", each) for each in given]
         if len(splits) != self.num_gemms or min(splits) < 0 or sum(splits) != tokens:
             raise InvalidArgumentError(
                 f"{self.name}: m_splits has {len(splits)} counts that sum to {sum(splits)}: {self.num_gemms} are "
@@ -158,7 +160,7 @@ class GroupedLinear(Layer):
 
     def _products(self, x: torch.Tensor, splits: list[int], biases: list[torch.Tensor]) -> torch.Tensor:
         weights = self._weights_named(self._experts)
-        if not weights or weights[0].model.inline:
+        if not self._are_listed or len(weights) < len(self._experts):
             parts = zip(torch.split(x, splits), self._experts, biases or [None] * len(splits), strict=True)  # type: ignore[list-item]
             return torch.cat([self._product(*each) for each in parts])
         experts = Experts(weights)

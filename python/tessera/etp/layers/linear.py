@@ -6,8 +6,8 @@ from typing import Any, Unpack
 
 import torch
 
-from ..._arguments import choice
-from ._base import Declared, Init, Layer, Options, Output, normal
+from ..._arguments import choice, flag
+from ._base import Declared, Init, Layer, Options, Output, initialiser, normal
 from ._tensor_parallel import TensorParallel
 
 
@@ -55,15 +55,15 @@ class Linear(Layer):
         sequence_parallel: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        mode = parallel_mode and choice("parallel_mode", parallel_mode, ("column", "row"))
-        tensor_parallel = TensorParallel(tp_group if mode else None, sequence_parallel)
+        mode = None if parallel_mode is None else choice("parallel_mode", parallel_mode, ("column", "row"))
+        tensor_parallel = TensorParallel(tp_group, sequence_parallel, mode is not None)
         super().__init__(tensor_parallel, **options)
         self.in_features, self.out_features = in_features, out_features
-        self.return_bias = return_bias
+        self.return_bias = flag("return_bias", return_bias)
         self.parallel_mode = mode
         cut = {"column": 0, "row": 1}.get(mode or "")
-        self._declare("weight", Declared((out_features, in_features), init_method or normal, cut))
-        if bias:
+        self._declare("weight", Declared((out_features, in_features), initialiser(init_method, normal), cut))
+        if flag("bias", bias):
             zeros = torch.nn.init.zeros_
             self._declare("bias", Declared((out_features,), zeros, 0 if cut == 0 else None, sharded=False))
         else:

@@ -7,8 +7,9 @@ from typing import Any, Unpack
 import torch
 import torch.nn.functional as F
 
-from ..._arguments import choice
-from ._base import Declared, Init, Layer, Options, Output, normal
+from ..._arguments import choice, flag
+from ..._errors import InvalidArgumentError
+from ._base import Declared, Init, Layer, Options, Output, initialiser, normal
 from ._tensor_parallel import TensorParallel
 
 
@@ -17,8 +18,10 @@ class NormLayer(Layer):
 
     def _declare_norm(self, features: int, eps: float, normalization: str, zero_centered_gamma: bool) -> None:
         self.normalization = choice("normalization", normalization, ("LayerNorm", "RMSNorm"))
-        self.eps = eps
-        self.zero_centered_gamma = zero_centered_gamma
+        if not isinstance(eps, (int, float)) or not eps >= 0:
+            raise InvalidArgumentError(f"{self.name}: eps={eps!r}: give a number that is not negative")
+        self.eps = float(eps)
+        self.zero_centered_gamma = flag("zero_centered_gamma", zero_centered_gamma)
         self._features = features
         zeros, ones = torch.nn.init.zeros_, torch.nn.init.ones_
         gamma = zeros if zero_centered_gamma else ones
@@ -77,15 +80,16 @@ class LayerNormLinear(NormLayer):
         sequence_parallel: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        mode = parallel_mode and choice("parallel_mode", parallel_mode, ("column",))
-        super().__init__(TensorParallel(tp_group if mode else None, sequence_parallel), **options)
+        mode = None if parallel_mode is None else choice("parallel_mode", parallel_mode, ("column",))
+        super().__init__(TensorParallel(tp_group, sequence_parallel, mode is not None), **options)
         self.in_features, self.out_features = in_features, out_features
-        self.return_bias, self.return_layernorm_output = return_bias, return_layernorm_output
+        self.return_bias = flag("return_bias", return_bias)
+        self.return_layernorm_output = flag("return_layernorm_output", return_layernorm_output)
         self.parallel_mode = mode
         self._declare_norm(in_features, eps, normalization, zero_centered_gamma)
         cut = 0 if mode else None
-        self._declare("weight", Declared((out_features, in_features), init_method or normal, cut))
-        if bias:
+        self._declare("weight", Declared((out_features, in_features), initialiser(init_method, normal), cut))
+        if flag("bias", bias):
             self._declare("bias", Declared((out_features,), torch.nn.init.zeros_, cut, sharded=False))
         else:
             self.register_parameter("bias", None)
@@ -136,18 +140,23 @@ class LayerNormMLP(NormLayer):
         sequence_parallel: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(TensorParallel(tp_group if set_parallel_mode else None, sequence_parallel), **options)
+        super().__init__(
+            TensorParallel(tp_group, sequence_parallel, flag("set_parallel_mode", set_parallel_mode)), **options
+        )
         self.hidden_size, self.ffn_hidden_size = hidden_size, ffn_hidden_size
         self.activation = choice("activation", activation, ("gelu", "swiglu"))
-        self.return_bias, self.return_layernorm_output = return_bias, return_layernorm_output
+        self.return_bias = flag("return_bias", return_bias)
+        self.return_layernorm_output = flag("return_layernorm_output", return_layernorm_output)
         self._declare_norm(hidden_size, eps, normalization, zero_centered_gamma)
         halves = 2 if activation == "swiglu" else 1
         rows, zeros = halves * ffn_hidden_size, torch.nn.init.zeros_
-        self._declare("fc1_weight", Declared((rows, hidden_size), init_method or normal, 0, halves))
-        if bias:
+        self._declare("fc1_weight", Declared((rows, hidden_size), initialiser(init_method, normal), 0, halves))
+        if flag("bias", bias):
             self._declare("fc1_bias", Declared((rows,), zeros, 0, halves, sharded=False))
-        self._declare("fc2_weight", Declared((hidden_size, ffn_hidden_size), output_layer_init_method or normal, 1))
-        if bias:
+        self._declare(
+            "fc2_weight", Declared((hidden_size, ffn_hidden_size), initialiser(output_layer_init_method, normal), 1)
+        )
+        if flag("bias", bias):
             self._declare("fc2_bias", Declared((hidden_size,), zeros, sharded=False))
         else:
             self.register_parameter("fc1_bias", None)
