@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import io
+import math
 from typing import Any
 
 import pytest
+import tessera
 import torch
 from etp_models import HIDDEN, WIDTH, Run, built
 from tessera import etp
@@ -144,3 +147,46 @@ def test_second_derivatives_pass_the_exchanges() -> None:
                 part = _part(name, expected[name], rank % TP, "gelu")
                 assert part.abs().max() > 1e-3
                 torch.testing.assert_close(value, part, rtol=1e-4, atol=1e-5 * float(part.abs().max()))
+
+
+ORDERS = (2.0, 1.0, 3.0, math.inf, -math.inf, 0.0)
+
+
+def _norms(run: Run, activation: str, sequence: bool, tp_group: Any) -> list[float]:
+    tp_rank = 0 if tp_group is None else torch.distributed.get_rank(tp_group)
+    model = built(lambda: Model(activation, sequence, tp_group, run.group))
+    for number in run.numbers():
+        x = torch.rand(SEQUENCE, BATCH, WIDTH, generator=torch.Generator().manual_seed(number))
+        x = x.chunk(TP)[tp_rank] if sequence and tp_group is not None else x
+        (model(x).sin().sum() / (1 if run.group is not None else run.size)).backward()
+    found = [float(etp.clip_grad_norm_(model.parameters(), math.inf, order)) for order in ORDERS]
+    etp.clip_grad_norm_(model.parameters(), 0.25)
+    return [*found, float(etp.clip_grad_norm_(model.parameters(), math.inf))]
+
+
+def _norms_on_rank(rank: int) -> list[list[float]]:
+    tp_groups = [torch.distributed.new_group([TP * i, TP * i + 1]) for i in range(2)]
+    etp_groups = [torch.distributed.new_group([i, i + TP]) for i in range(TP)]
+    with etp.init_group(etp_groups[rank % TP], timeout=30) as group:
+        return [_norms(Run(2, rank // TP, group), *case, tp_groups[rank // TP]) for case in CASES]
+
+
+def test_a_norm_is_that_of_all_parts() -> None:
+    """Also of what ranks of a tp_group have whole, which counts once."""
+    first, *others = launch(_norms_on_rank, TP * 2)
+    assert all(each == first for each in others)
+    for case, found in zip(CASES, first, strict=True):
+        *expected, clipped = _norms(Run(2), *case, None)
+        assert found[:-1] == pytest.approx(expected, rel=1e-5, abs=1e-5)  # the smallest element is all rounding
+        assert found[-1] == pytest.approx(0.25, rel=1e-5) == clipped
+
+
+def _marked(rank: int) -> list[tuple[bool, int]]:
+    layer = etp.Linear(8, 8, parallel_mode="row", tp_group=torch.distributed.group.WORLD)
+    with pytest.raises(tessera.InvalidArgumentError, match="cannot be pickled"):
+        torch.save(layer, io.BytesIO())
+    return [(each.tensor_model_parallel, each.partition_dim) for each in layer.parameters()]
+
+
+def test_parameters_have_the_attributes_that_megatron_gives_them() -> None:
+    assert launch(_marked, 2) == [[(True, 1), (False, -1)]] * 2

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch._C import DisableTorchFunctionSubclass
 
 from ..._errors import InvalidArgumentError
+from .._weights.matrix import Model
 from .._weights.parameter import ShardedParameter
-from .._weights.weight import Model, Weight
+from .._weights.weight import Weight
 from .functions import apply_embedding_function, apply_linear_function, multiply
 from .generic import Call, refuse_transforms
 

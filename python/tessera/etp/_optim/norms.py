@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -25,6 +26,14 @@ class Rows(Protocol):
 
     @property
     def lead(self) -> torch.Size: ...
+
+
+class Parallel(Protocol):
+    """What a norm needs of a parameter that tensor parallelism has cut: `p.etp_parallel`."""
+
+    group: Any
+
+    def of_all_ranks(self, value: float) -> list[float]: ...
 
 
 class ShardedGradient(torch.Tensor):
@@ -72,12 +81,14 @@ def clip_grad_norm_(
 
     As torch.nn.utils.clip_grad_norm_(), with one exchange between ranks for all parameters, sharded and others. Sums
     are in f64 and in the order of rows: the norm is the same on all ranks, and for every number of ranks, 1 included.
-    Collective.
+    Parameters of layers with a parallel_mode count with all parts, those that the tp_group has whole once. Collective,
+    over such a tp_group, too.
     """
     if isinstance(parameters, torch.Tensor):
         parameters = [parameters]
+    parameters = list(parameters)
     gradients = [_gradient_of(parameter) for parameter in parameters if parameter.grad is not None]
-    total = torch.tensor(_norms(gradients, float(norm_type), together=True)[0] if gradients else 0.0).double()
+    total = torch.tensor(_norm_of_all(parameters, float(norm_type)), dtype=torch.float64)
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise InvalidArgumentError(
             f"the norm of order {norm_type} of {len(gradients)} gradients is {float(total)}: they cannot be clipped"
@@ -96,6 +107,23 @@ def _gradient_of(parameter: torch.Tensor) -> torch.Tensor:
     assert gradient is not None
     weight = getattr(parameter, "etp", None)
     return gradient if weight is None or type(gradient) is ShardedGradient else typed(gradient, weight)
+
+
+def _norm_of_all(parameters: list[torch.Tensor], order: float) -> float:
+    whole: list[torch.Tensor] = []
+    cut: dict[int, tuple[Parallel, list[torch.Tensor]]] = {}  # by tp_group; a rank may have no gradient of its part
+    for parameter in parameters:
+        parallel: Parallel | None = getattr(parameter, "etp_parallel", None)
+        some = whole if parallel is None else cut.setdefault(id(parallel.group), (parallel, []))[1]
+        if parameter.grad is not None:
+            some.append(_gradient_of(parameter))
+    nothing = math.inf if order == -math.inf else 0.0
+    norms = [_norms(whole, order, together=True)[0]] if whole else []
+    for parallel, some in cut.values():
+        norms += parallel.of_all_ranks(_norms(some, order, together=True)[0] if some else nothing)
+    if len(norms) < 2 or math.isinf(order):
+        return (min if order < 0 else max)(norms, default=0.0)
+    return math.fsum(norms) if order == 0 else math.fsum(each**order for each in norms) ** (1 / order)
 
 
 def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[float]:

@@ -16,8 +16,9 @@ from .._group import Group
 from .._making import add_weight, digest_of, is_plain, require_same_digests
 from .._views import update
 from .._weights.main_grad import main_grad_of
+from .._weights.matrix import Model
 from .._weights.parameter import ShardedParameter
-from .._weights.weight import Model, Weight, can_shard
+from .._weights.weight import Weight, can_shard
 from ._runtime import LayersModel, Policy
 from ._tensor_parallel import TensorParallel
 
@@ -283,6 +284,8 @@ class Layer(Constructed):
             model.add_replicated(self, f"{self.name}.{name}", full)
         elif declared.sharded and self.fuse_wgrad_accumulation:
             _add_to_main_grad(full, f"{self.name}.{name}")
+        if self._tp.group is not None:
+            self._tp.mark(made, declared.cut)
         old.etp_made = made  # type: ignore[union-attr]
         return made
 

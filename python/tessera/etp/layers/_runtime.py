@@ -10,9 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ..._errors import InvalidArgumentError
 from .._compile import leave_out_of_graphs
-from .._config import config
 from .._group import Group
 from .._making import make_runtime
 from .._model import ShardedModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
@@ -91,6 +91,9 @@ class TensorParallel:
     def __deepcopy__(self, memo: Any) -> TensorParallel:
         return self
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise InvalidArgumentError("layers with a parallel_mode cannot be pickled: save their state_dict()")
+
     # --- parameters
 
     def range_of(self, total: int) -> tuple[int, int]:
@@ -128,6 +131,21 @@ class TensorParallel:
                     f"{name}: ranks {group.rank} and {rank} of {group!r} are different ranks of their tp_group: it has "
                     "to be orthogonal to the ETP group, as the axes of a DeviceMesh are"
                 )
+
+    def mark(self, parameter: torch.Tensor, cut: int | None) -> None:
+        """By Megatron's attributes; and for etp.clip_grad_norm_()."""
+        parameter.tensor_model_parallel = cut is not None and self.size > 1  # type: ignore[attr-defined]
+        parameter.partition_dim = -1 if cut is None else cut  # type: ignore[attr-defined]
+        parameter.partition_stride = 1  # type: ignore[attr-defined]
+        if cut is not None and self.size > 1:
+            parameter.etp_parallel = self  # type: ignore[attr-defined]
+
+    def of_all_ranks(self, value: float) -> list[float]:
+        """Collective over the tp_group."""
+        own = torch.tensor(value, dtype=torch.float64)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        torch.distributed.all_gather(found, own, group=self.group)
+        return [float(each) for each in found]
 
     # --- activations
 
