@@ -188,5 +188,16 @@ def _marked(rank: int) -> list[tuple[bool, int]]:
     return [(each.tensor_model_parallel, each.partition_dim) for each in layer.parameters()]
 
 
+def _exact(rank: int) -> str:
+    alone = [torch.distributed.new_group([each]) for each in range(2)][rank]
+    with etp.init_group(alone) as group:
+        options = {"parallel_mode": "row", "tp_group": torch.distributed.group.WORLD, "weight_format": "bf16"}
+        return str(etp.exactness(etp.Linear(8, 8, etp_group=group, **options)))
+
+
+def test_it_is_not_called_exact() -> None:
+    assert all("NO  order: Linear0.weight is cut over a tp_group" in each for each in launch(_exact, 2))
+
+
 def test_parameters_have_the_attributes_that_megatron_gives_them() -> None:
     assert launch(_marked, 2) == [[(True, 1), (False, -1)]] * 2

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from etp_models import WORDS, Tied, adamw, batch, built, loss_of
 from tessera import etp
+from torch.distributed.device_mesh import init_device_mesh
 from torch_ranks import launch
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -141,13 +142,16 @@ def test_conditions_that_do_not_hold_are_named() -> None:
 
 
 def _three(rank: int) -> Any:
-    with etp.init_group(timeout=30) as group:
-        model = etp.shard_module_(built(), group)
-        return [each.found for each in etp.exactness(model).missing if each.name == "ranks"]
+    """Of a group, and of three replicas."""
+    mesh = init_device_mesh("cpu", (3, 1), mesh_dim_names=("dp", "etp"))
+    with etp.init_group(timeout=30) as group, etp.init_group(mesh=mesh["etp"], timeout=30) as alone:
+        models = [etp.shard_module_(built(), group), etp.shard_module_(built(), alone, dp=group)]
+        missing = [each for model in models for each in etp.exactness(model).missing]
+        return [each.found for each in missing if each.name == "ranks"]
 
 
 def test_three_ranks_round_the_mean() -> None:
-    assert launch(_three, 3) == [["3: 1/3 is rounded; take 2, 4, 8, ... ranks"]] * 3
+    assert launch(_three, 3) == [["3: 1/3 is rounded; take 2, 4, 8, ... ranks"] * 2] * 3
 
 
 def test_a_sharded_model_cannot_be_verified() -> None:

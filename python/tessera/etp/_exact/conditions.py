@@ -66,7 +66,7 @@ def exactness(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = 
 
 
 def _conditions(sharded: ShardedModel, optimizer: torch.optim.Optimizer | None) -> Iterator[Condition]:
-    size = sharded.group.size
+    size = sharded.core.size  # with replicas
     if size & (size - 1) == 0:
         yield Condition("ranks", True, f"{size}, a power of two: the mean over ranks rounds nothing")
     else:
@@ -105,6 +105,13 @@ def _order(sharded: ShardedModel) -> Condition:
     if sharded.inline:
         return Condition(
             "order", False, 'mode="inline" adds the sum of a round: exact without accumulation; mode="deferred" is'
+        )
+    cut = next((each.name for each in sharded.weights if hasattr(each.parameter, "etp_parallel")), None)
+    if cut is not None:
+        return Condition(
+            "order",
+            False,
+            f"{cut} is cut over a tp_group, whose ranks add products: equal for every size of ETP groups",
         )
     with DisableTorchFunctionSubclass():
         hooked = next((each.name for each in sharded.weights if each.parameter._backward_hooks), None)
