@@ -33,7 +33,7 @@ from ._views import local, logical, summon, update
 from ._weights.parameter import ShardedParameter
 from ._weights.stack import Expert, Stack
 from ._weights.weight import Weight
-from .layers import Embedding, GroupedLinear, LayerNormLinear, LayerNormMLP, Linear
+from .layers import Embedding, GroupedLinear, LayerNormLinear, LayerNormMLP, Linear, vocab_parallel_cross_entropy
 
 __all__ = [
     "Condition",
@@ -73,6 +73,7 @@ __all__ = [
     "update",
     "update_config",
     "verify",
+    "vocab_parallel_cross_entropy",
     "wait_async_comms",
     "wrap_module_params_etp",
 ]

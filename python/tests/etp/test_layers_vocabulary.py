@@ -55,31 +55,6 @@ class Parallel(Plain):
             self.head.weight = self.emb.weight
 
 
-class _Sum(torch.autograd.Function):
-    """Over the ranks of a tp_group, which all go on with it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        x = x.clone()
-        torch.distributed.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        return gradient, None
-
-
-def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor, first: int, group: Any) -> torch.Tensor:
-    """Of logits of this rank's words, from `first` on."""
-    largest = logits.detach().max(-1).values
-    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=group)
-    logits = logits - largest.unsqueeze(-1)
-    own = (targets >= first) & (targets < first + logits.shape[-1])
-    found = logits.gather(-1, torch.where(own, targets - first, 0).unsqueeze(-1)).squeeze(-1)
-    expected = _Sum.apply(found.masked_fill(~own, 0), group)
-    return (_Sum.apply(logits.exp().sum(-1), group).log() - expected).mean()
-
-
 def _trained(run: Run, case: Case, tp_group: Any) -> Weights:
     """Ranks of a tp_group see the same tokens, or their part of the sequence."""
     words, tied, sequence = case
@@ -87,10 +62,12 @@ def _trained(run: Run, case: Case, tp_group: Any) -> Weights:
     def loss(model: Any, number: int) -> torch.Tensor:
         ids = torch.randint(0, words, (2, SEQUENCE, BATCH), generator=torch.Generator().manual_seed(number))
         ids[0, 0, 0] = PADDING
+        ids[1, 0, 0] = -100
         logits = model(ids[0])
         if tp_group is None:
             return F.cross_entropy(logits.flatten(0, 1), ids[1].flatten())
-        return _cross_entropy(logits, ids[1], model.emb.vocab_range[0], tp_group)
+        losses = etp.vocab_parallel_cross_entropy(logits, ids[1], model.emb.vocab_range, tp_group)
+        return losses.sum() / (losses.numel() - 1)
 
     options = {"tp_group": tp_group, "sequence_parallel": sequence, "etp_group": run.group}
     model = built(lambda: Plain(words, tied) if tp_group is None else Parallel(words, tied, **options))
@@ -160,9 +137,13 @@ def _refused(rank: int) -> list[str]:
         head.weight = embedding().weight
 
     tied("column")
+    own = embedding().vocab_range
+    words = own[1] - own[0]
     with etp.init_group(timeout=30) as along:
         for act in (
             lambda: embedding()(torch.tensor([2, 5])),
+            lambda: etp.vocab_parallel_cross_entropy(torch.ones(1, words), torch.tensor([5]), own, group),
+            lambda: etp.vocab_parallel_cross_entropy(torch.ones(1, 5), torch.tensor([4]), own, group),
             lambda: embedding(1),
             lambda: tied(None),
             lambda: embedding(etp_group=along, name="emb"),
@@ -174,8 +155,17 @@ def _refused(rank: int) -> list[str]:
 
 
 def test_what_a_vocabulary_may_not_be() -> None:
-    for rank, (outside, too_small, shape, along) in enumerate(launch(_refused, TP)):
+    for rank, (outside, target, logits, too_small, shape, along) in enumerate(launch(_refused, TP)):
         assert "indices from 2 to 5 of 5 rows" in outside
+        assert "target 5 is no word of any rank" in target
+        assert f"logits are (1, 5): (1, {3 - rank}) are needed" in logits
         assert "1 of (1, 8) cannot be cut over 2 ranks of the tp_group" in too_small
         assert f"head.weight is (5, 8), and what is put in its place {(3 - rank, 8)}" in shape
         assert "emb: ranks" in along and "has to be orthogonal to the ETP group" in along
+
+
+def test_the_loss_of_one_rank_is_that_of_torch() -> None:
+    logits, targets = torch.randn(3, 4, 5), torch.randint(5, (3, 4))
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=2).view(3, 4)
+    found = etp.vocab_parallel_cross_entropy(logits, targets, (0, 5), None, ignore_index=2)
+    torch.testing.assert_close(found, expected)
