@@ -151,14 +151,15 @@ def shard_module_(
                 module.list_experts(sharded)
         sharded.runtime.start()
         sharded.watch(model)
-        models = models_of(model)
-        for each in models:
-            each.companions.update(other for other in models if other is not each)
         watch_optimizers()
         watch_ties()
         watch_wrappers()
-        leave_out_of_ddp(model)
         leave_out_of_graphs()
+    models = models_of(model)
+    for each in models:
+        each.companions.update(other for other in models if other is not each)
+    if models:
+        leave_out_of_ddp(model)
     return model
 
 

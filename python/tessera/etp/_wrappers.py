@@ -48,7 +48,8 @@ def _wraps(wrapper: torch.nn.Module, name: str, module: Any) -> None:
         if path not in wrapper.parameters_to_ignore:
             raise InvalidArgumentError(
                 f"DistributedDataParallel would broadcast and average rows of {weight.name}, which is sharded: wrap "
-                "the module that was given to shard_module_(), not one that has it as a part"
+                "the module that was given to shard_module_(), not one that has it as a part; shard_module_() of "
+                "layers that were constructed sharded leaves them as they are"
             )
         assert isinstance(weight.model, ShardedModel)
         found[weight.model.number] = weight.model

@@ -11,9 +11,10 @@ import etp_meta_scenarios
 import pytest
 import tessera
 import torch
-from etp_models import Run, adamw, built, on_grid, plainly, scenarios_of
+from etp_models import HIDDEN, WIDTH, Run, adamw, built, on_grid, plainly, scenarios_of
 from tessera import etp
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import launch
 
 SCENARIOS = scenarios_of(vars(etp_layers_scenarios)) | scenarios_of(vars(etp_meta_scenarios))
@@ -88,3 +89,32 @@ def test_what_dp_may_not_be() -> None:
     for rank in launch(_refused, 4):
         for text, pattern in zip(rank, expected, strict=True):
             assert re.search(pattern, text), text
+
+
+def _train(run: Run, wrap: Callable[[Any], Any]) -> list[torch.Tensor]:
+    """A layer with whole parameters and sharded ones."""
+
+    def loss(model: Any, number: int) -> torch.Tensor:
+        return model(torch.rand(5, WIDTH, generator=torch.Generator().manual_seed(number))).sin().sum()
+
+    model = built(lambda: torch.nn.Sequential(etp.LayerNormMLP(WIDTH, HIDDEN, etp_group=run.group)))
+    run.train(wrap(model), torch.optim.SGD(model.parameters(), lr=0.1), loss=loss)
+    return [run.logical(each).detach().clone() for each in model.parameters()]
+
+
+def _in_ddp(rank: int) -> tuple[str, list[torch.Tensor]]:
+    with etp.init_group(timeout=30) as group:
+
+        def wrap(model: torch.nn.Module) -> torch.nn.Module:
+            return DistributedDataParallel(etp.shard_module_(model, group))
+
+        refused = _said(lambda: DistributedDataParallel(etp.Linear(WIDTH, HIDDEN, etp_group=group)))
+        return refused, _train(Run(2, rank, group), wrap)
+
+
+def test_in_distributed_data_parallel() -> None:
+    torch.set_num_threads(1)
+    expected = _train(Run(2), lambda model: model)
+    for refused, found in launch(_in_ddp, 2):
+        assert "shard_module_() of layers that were constructed sharded leaves them as they are" in refused
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

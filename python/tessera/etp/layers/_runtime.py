@@ -19,6 +19,7 @@ from .._states.logical import watch_states, watch_ties
 from .._weights.matrix import Listed
 from .._weights.replicated import Replicated
 from .._weights.weight import Weight, dtype_name
+from .._wrappers import watch_wrappers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,7 @@ class LayersModel(ShardedModel):
         group.layers[policy] = made
         watch_optimizers()
         watch_ties()
+        watch_wrappers()
         leave_out_of_graphs()
         return made
 
