@@ -2,13 +2,83 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import torch
+from torch._C._dynamo.eval_frame import set_eval_frame
+
+_Kind = TypeVar("_Kind", bound=type)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_REASON = (
+    "weights that tessera.etp has sharded are gathered between two graphs, so that there cannot be one graph: compile "
+    "without fullgraph=True"
+)
+_opaque: set[type] = set()
 _told: list[bool] = []
+_told_here: ContextVar[bool] = ContextVar("tessera_etp_left_out", default=False)
+
+
+def opaque(attributes: Iterable[str] = ()) -> Callable[[_Kind], _Kind]:
+    """A class of tensors that the compiler cannot make inputs of a graph: a function of one is a break. It would read
+    attributes once, while it compiles, and guards see other values of them than a program does: those whose value
+    depends on where they are read are breaks, too."""
+
+    def made(kind: _Kind) -> _Kind:
+        _opaque.add(kind)
+        for name in attributes:
+            setattr(kind, name, _read_each_time(getattr(torch.Tensor, name)))
+        return kind
+
+    return made
+
+
+def _read_each_time(attribute: Any) -> property:
+    """torch's own attribute, read by a function that the compiler does not look into."""
+    return property(
+        left_out(lambda tensor: attribute.__get__(tensor)), lambda tensor, value: attribute.__set__(tensor, value)
+    )
+
+
+def left_out(function: _Function) -> _Function:
+    """Tells the compiler why there is a break at this function, which it shows with fullgraph=True and in its logs."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
+    return function
 
 
 def leave_out_of_graphs() -> None:
-    """Once a process. It imports the compiler, as torch's optimisers do."""
-    if not _told:
-        from torch._dynamo import trace_rules
+    """To be called in each thread that may compile a model: the compiler keeps settings by context. It imports the
+    compiler, as torch's optimisers do."""
+    if _told_here.get():
+        return
+    from torch._dynamo import config, trace_rules
 
+    if not _told:
         trace_rules.add("tessera.etp")
         _told.append(True)
+    if hasattr(config, "nontraceable_tensor_subclasses"):  # torch 2.8 and newer
+        config.nontraceable_tensor_subclasses |= _opaque
+    _told_here.set(True)
+
+
+def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
+    """The module within what torch.compile() has returned; others as they are."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    while compiler is not None and isinstance(model, compiler.OptimizedModule):
+        model = model._orig_mod
+    return model
+
+
+def suspend() -> Callable[[], None]:
+    """Frames of this thread are not compiled until what it returns is called, or the compiled function that is under
+    way ends."""
+    callback = set_eval_frame(None)
+
+    def go_on() -> None:
+        set_eval_frame(callback)
+
+    return go_on

@@ -17,6 +17,7 @@ from .._closing import Closing, close_at_exit
 from .._errors import CancelledError, InvalidArgumentError
 from ._autograd.generic import refuse_transforms
 from ._autograd.modules import Sharded, has_group
+from ._compile import leave_out_of_graphs, left_out
 from ._group import Group
 from ._states.logical import watch_states
 from ._weights.matrix import Listed
@@ -113,7 +114,9 @@ class ShardedModel(Closing):
             each for name, parameter in module.named_parameters() for each in (name, id(parameter))
         }
 
+        @left_out
         def begin(root: torch.nn.Module, *_: Any) -> None:
+            leave_out_of_graphs()
             refuse_transforms(self.weights[0].name)
             if not self._began:
                 self._began = True
@@ -125,9 +128,11 @@ class ShardedModel(Closing):
             elif self.updating and _task_of_this_backward() == _NO_TASK:
                 self._recover()
 
+        @left_out
         def enter(*_: Any) -> None:
             self._forwards += 1
 
+        @left_out
         def leave(*_: Any) -> None:
             self._forwards = max(0, self._forwards - 1)
 

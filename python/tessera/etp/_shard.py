@@ -14,7 +14,7 @@ import torch
 from .._arguments import choice, elements, pattern, whole
 from .._errors import AlreadyExistsError, InvalidArgumentError
 from ._autograd.modules import Constructed, has_group, put, sharded_class, unsharded_class
-from ._compile import leave_out_of_graphs
+from ._compile import leave_out_of_graphs, uncompiled
 from ._config import config
 from ._group import Group
 from ._making import add_stack, add_weight, digest_of, is_plain, make_runtime, require_same, require_same_digests
@@ -111,6 +111,7 @@ def shard_module_(
     """
     if not isinstance(group, Group):
         raise InvalidArgumentError(f"shard_module_: group {group!r}: give what etp.init_group() returns")
+    given, model = model, uncompiled(model)
     default = "deferred" if config.async_reduction else "inline"
     inline = choice("mode", default if mode is None else mode, ("deferred", "inline")) == "inline"
     if dp is not None and not isinstance(dp, Group):
@@ -160,7 +161,7 @@ def shard_module_(
         each.companions.update(other for other in models if other is not each)
     if models:
         leave_out_of_ddp(model)
-    return model
+    return given
 
 
 def _take(
@@ -218,10 +219,11 @@ def _of_layers(model: torch.nn.Module) -> set[int]:
 def unshard_(model: torch.nn.Module) -> torch.nn.Module:
     """Makes every weight whole again, in place, and returns the model. Gradients come along; an optimiser must be made
     again. Layers that were constructed sharded stay so. Collective."""
+    given, model = model, uncompiled(model)
     own = [place for place in places_of(model) if not place[2].etp.model.of_layers]
     sharded = next((parameter.etp.model for _, _, parameter in own), None)
     if not isinstance(sharded, ShardedModel):
-        return model
+        return given
     sharded.drain()
     full = {}
     for weight in sharded.weights:
@@ -235,7 +237,7 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
     put_back_into_ddp(model)
     sharded.close()
     sharded.core.close()
-    return model
+    return given
 
 
 def _chosen(

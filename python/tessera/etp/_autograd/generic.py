@@ -12,7 +12,9 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 
 from ..._errors import InvalidArgumentError, UnimplementedError
+from .._compile import left_out, opaque
 from .inline import GatherInline
+from .routes import VIEWS, writes
 from .saved_tensors import innermost_hooks
 
 _recomputation = "_recomputation_hook"
@@ -121,6 +123,7 @@ def gathered(weight: Weight, trains: bool) -> tuple[torch.Tensor, Source]:
     return full, Source(weight, version, full.untyped_storage().data_ptr())
 
 
+@opaque((*VIEWS, "data"))
 class Gathered(torch.Tensor):
     """A view of a gathered weight (`self.weight.t()`), to be read. Operations on it are those on its weight."""
 
@@ -128,6 +131,7 @@ class Gathered(torch.Tensor):
     source: Source
 
     @classmethod
+    @left_out
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -138,16 +142,6 @@ class Gathered(torch.Tensor):
                 "of it: clone() it first"
             )
         return Call().run(func, args, kwargs or {})
-
-
-def writes(func: Callable[..., Any]) -> bool:
-    """Whether it changes its first argument."""
-    name = func.__name__
-    if name == "__setitem__":
-        return True
-    if name.startswith("__"):
-        return name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
-    return name.endswith("_") and name not in ("requires_grad_", "share_memory_")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

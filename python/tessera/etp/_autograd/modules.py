@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch._C import DisableTorchFunctionSubclass
 
 from ..._errors import InvalidArgumentError
+from .._compile import left_out
 from .._weights.matrix import Model
 from .._weights.parameter import ShardedParameter
 from .._weights.weight import Weight
@@ -47,6 +48,7 @@ def has_group(module: torch.nn.Module) -> bool:
 class ShardedLinear(Sharded, torch.nn.Linear):
     """nn.Linear of a sharded weight."""
 
+    @left_out
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         parameter = self._parameters["weight"]
         if not isinstance(parameter, ShardedParameter):
@@ -57,6 +59,7 @@ class ShardedLinear(Sharded, torch.nn.Linear):
 class ShardedEmbedding(Sharded, torch.nn.Embedding):
     """nn.Embedding of a sharded weight."""
 
+    @left_out
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         parameter = self._parameters["weight"]
         if not isinstance(parameter, ShardedParameter):
@@ -67,6 +70,7 @@ class ShardedEmbedding(Sharded, torch.nn.Embedding):
 class ShardedConv1D(Sharded):
     """The forward of transformers' Conv1D, whose weight is [inputs, outputs]."""
 
+    @left_out
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parameter = self._parameters["weight"]
         if not isinstance(parameter, ShardedParameter):

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from .generic import writes
-
 
 class Route(enum.Enum):
     """What a function takes, by whether the model's forward is under way."""
@@ -34,7 +32,7 @@ def words(text: str) -> frozenset[str]:
 
 
 _SHAPE = words("shape ndim nbytes size numel nelement dim ndimension stride __len__")
-_VIEWS = words("T mT H mH real imag")
+VIEWS = words("T mT H mH real imag")
 _FACTS = words(
     "register_hook register_post_accumulate_grad_hook backward requires_grad_ retain_grad data_ptr element_size "
     "untyped_storage storage _typed_storage storage_offset get_device is_floating_point is_complex is_signed is_shared "
@@ -52,6 +50,8 @@ _PRODUCTS = words(
     "chain_matmul inner lstm gru rnn_tanh rnn_relu"
 )
 MOVES = words("to cuda xpu ipu hpu mtia")  # to another device
+# What a parameter tells of itself by attributes, and not the same everywhere.
+ATTRIBUTES = ("shape", "ndim", "nbytes", "data", *VIEWS)
 _known: dict[Callable[..., Any], Route] = {}
 
 
@@ -68,7 +68,7 @@ def _route(func: Callable[..., Any]) -> Route:
         field = getattr(getattr(func, "__self__", None), "__name__", "")
         if field == "data":
             return Route.READ if name == "__get__" else Route.DATA
-        if field in _VIEWS:
+        if field in VIEWS:
             return Route.OTHER
         return Route.SHAPE if field in _SHAPE else Route.FACT
     if name in _SHAPE:
@@ -82,3 +82,13 @@ def _route(func: Callable[..., Any]) -> Route:
     if name in _PRODUCTS:
         return Route.PRODUCT
     return Route.WRITE if name and writes(func) else Route.OTHER
+
+
+def writes(func: Callable[..., Any]) -> bool:
+    """Whether it changes its first argument."""
+    name = func.__name__
+    if name == "__setitem__":
+        return True
+    if name.startswith("__"):
+        return name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
+    return name.endswith("_") and name not in ("requires_grad_", "share_memory_")

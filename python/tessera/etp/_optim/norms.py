@@ -12,6 +12,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from ... import _core
 from ..._errors import InvalidArgumentError
+from .._compile import left_out, opaque
 from .._group import Group
 
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
@@ -36,6 +37,7 @@ class Parallel(Protocol):
     def of_all_ranks(self, value: float) -> list[float]: ...
 
 
+@opaque()
 class ShardedGradient(torch.Tensor):
     """The .grad of a sharded parameter. Functions that compute a norm give that of the logical gradient, and are
     collective; all others see this rank's rows, and return plain tensors. torch.nn.utils.clip_grad_norm_() is right so.
@@ -45,6 +47,7 @@ class ShardedGradient(torch.Tensor):
     rows: torch.Tensor
 
     @classmethod
+    @left_out
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -11,6 +11,7 @@ from torch._C import DisableTorchFunctionSubclass, _disabled_torch_function_impl
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..._errors import InvalidArgumentError
+from .._compile import left_out, suspend
 from .._refusals import require_same_ranks
 from .._weights.matrix import Model
 from .._weights.parameter import ShardedParameter
@@ -81,6 +82,7 @@ def goes_with(value: Any, shape: torch.Size) -> bool:
 
 Updates = list[tuple[Model, list[Weight]]]
 _under_way: dict[int, tuple[Updates, list[tuple[ShardedParameter, ShardedGradient]]]] = {}  # by optimiser
+_suspended: dict[int, Callable[[], None]] = {}  # by optimiser: what lets torch.compile go on
 
 
 def allow_optimizer(kind: type[torch.optim.Optimizer]) -> None:
@@ -146,6 +148,7 @@ def _begin(optimizer: torch.optim.Optimizer, updates: Updates) -> None:
     _under_way[id(optimizer)] = (updates, swapped)
 
 
+@left_out
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     updates = updates_of(optimizer)
     if not updates:
@@ -157,6 +160,7 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
             "whole weights: take an elementwise optimiser (AdamW, SGD, ...), leave the weight out of shard_module_() "
             "by filter=, or, if every element is updated by itself, call etp.allow_optimizer() with its class"
         )
+    _suspended[id(optimizer)] = suspend()
     if optimizer not in _looked_at:
         _look_at(optimizer, [model for model, _ in updates])
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -173,6 +177,7 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     return (*args[:1], evaluate, *args[2:]), {name: each for name, each in kwargs.items() if name != "closure"}
 
 
+@left_out
 def _after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     updates, swapped = _under_way.pop(id(optimizer), ([], []))
     with DisableTorchFunctionSubclass():
@@ -181,6 +186,7 @@ def _after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 parameter.grad = gradient
     for model, _weights in updates:
         model.end_update()
+    _suspended.pop(id(optimizer), lambda: None)()
 
 
 _hooked: list[Callable[[], None]] = []

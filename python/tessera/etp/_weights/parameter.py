@@ -11,7 +11,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ..._errors import InvalidArgumentError
 from .._autograd.generic import Call
-from .._autograd.routes import MOVES, Route, route_of
+from .._autograd.routes import ATTRIBUTES, MOVES, Route, route_of
+from .._compile import left_out, opaque
 from .._refusals import refuse_fully_shard
 from .post_hooks import PostHook
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .weight import Weight
 
 
+@opaque(ATTRIBUTES)
 class ShardedParameter(torch.nn.Parameter):
     """This rank's rows of a weight, [rows, K], or of each expert of a stack, [E, rows, K]: a view of shared memory. Any
     elementwise optimiser of torch takes it. Operations that use it as a weight get it whole, and are differentiable;
@@ -36,6 +38,7 @@ class ShardedParameter(torch.nn.Parameter):
         return parameter
 
     @classmethod
+    @left_out
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -90,6 +93,7 @@ class ShardedParameter(torch.nn.Parameter):
         return f"ShardedParameter({weight.name!r}, rows {begin} to {end} of {tuple(weight.shape)})\n{weight.local!r}"
 
 
+@opaque()
 class Rows(ShardedParameter):
     """What a sharded parameter is within an update: rows and nothing else, for every operation."""
 

@@ -87,6 +87,7 @@ class LayersModel(ShardedModel):
 
     def follow(self, layer: torch.nn.Module, weights: Iterable[Weight]) -> None:
         """What of a layer has been frozen or released."""
+        leave_out_of_graphs()
         if self.idle:
             with torch._C.DisableTorchFunctionSubclass():
                 for weight in weights:

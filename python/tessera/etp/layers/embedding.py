@@ -9,6 +9,7 @@ import torch
 from ..._arguments import choice, whole
 from ..._errors import InvalidArgumentError
 from .._autograd.modules import apply_embedding
+from .._compile import left_out
 from .._weights.parameter import ShardedParameter
 from ._base import Declared, Init, Layer, Options, initialiser
 from ._tensor_parallel import TensorParallel
@@ -63,6 +64,7 @@ class Embedding(Layer):
         self.vocab_range = self._tp.range_of(num_embeddings)
         self._make()
 
+    @left_out
     def forward(self, indices: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
         """[..., embedding_dim] of indices [...]; is_first_microbatch as Linear's."""
         self._begin(is_first_microbatch)

@@ -12,6 +12,7 @@ from ..._errors import InvalidArgumentError
 from .._autograd.functions import applied
 from .._autograd.generic import expects_backward, refuse_twice
 from .._autograd.modules import dtypes_of
+from .._compile import left_out
 from .._weights.experts import Experts
 from ._base import Declared, Init, Layer, Options, initialiser, normal
 from ._tensor_parallel import TensorParallel
@@ -128,6 +129,7 @@ class GroupedLinear(Layer):
                 self._declare(f"bias{i}", Declared((out_features,), zeros, 0 if cut == 0 else None, sharded=False))
         self._make()
 
+    @left_out
     def forward(
         self, inp: torch.Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:

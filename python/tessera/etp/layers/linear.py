@@ -7,6 +7,7 @@ from typing import Any, Unpack
 import torch
 
 from ..._arguments import choice, flag
+from .._compile import left_out
 from ._base import Declared, Init, Layer, Options, Output, initialiser, normal
 from ._tensor_parallel import TensorParallel
 
@@ -70,6 +71,7 @@ class Linear(Layer):
             self.register_parameter("bias", None)
         self._make()
 
+    @left_out
     def forward(self, inp: torch.Tensor, is_first_microbatch: bool | None = None) -> Output:
         """[..., F] of [..., K]; of this rank's parts with tensor parallelism.
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from ..._arguments import choice, flag
 from ..._errors import InvalidArgumentError
+from .._compile import left_out
 from ._base import Declared, Init, Layer, Options, Output, initialiser, normal
 from ._tensor_parallel import TensorParallel
 
@@ -95,6 +96,7 @@ class LayerNormLinear(NormLayer):
             self.register_parameter("bias", None)
         self._make()
 
+    @left_out
     def forward(self, inp: torch.Tensor, is_first_microbatch: bool | None = None) -> Any:
         """[..., F] of [..., K]; with return_bias and return_layernorm_output a tuple (out, bias, normed) of what is
         asked for. is_first_microbatch as Linear's."""
@@ -163,6 +165,7 @@ class LayerNormMLP(NormLayer):
             self.register_parameter("fc2_bias", None)
         self._make()
 
+    @left_out
     def forward(self, inp: torch.Tensor, is_first_microbatch: bool | None = None) -> Any:
         """[..., hidden_size] of [..., hidden_size]; tuples and is_first_microbatch as LayerNormLinear's."""
         self._begin(is_first_microbatch)
