@@ -1,26 +1,168 @@
-"""A compiled model gives the bytes of the one that is not."""
+"""A compiled model gives the bytes of plain torch that is not compiled."""
 
 from __future__ import annotations
 
+import functools
+import pathlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import etp_compile_scenarios
 import pytest
+import tessera
 import torch
-from etp_models import Tied, adamw, batch, built, loss_of
+from etp_compile_scenarios import OPTIONS
+from etp_generic_scenarios import ByHand
+from etp_models import Run, Tied, adamw, as_bytes, batch, built, loss_of, on_ranks, plainly, scenarios_of
 from tessera import etp
+from torch._dynamo.utils import counters
+from torch_ranks import launch
+
+SCENARIOS = scenarios_of(vars(etp_compile_scenarios))
+BACKENDS = ["aot_eager"]
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_bytes_are_those_of_plain_torch(backend: str) -> None:
-    torch.set_num_threads(1)
-    plain = built(Tied)
-    model = etp.shard_module_(built(Tied), etp.init_group(), formats={".*weight": "f32"})
-    compiled = torch.compile(model, backend=backend)
-    for each, called in ((plain, plain), (model, compiled)):
-        optimizer = adamw(each.parameters())
-        for number in range(2):
-            loss_of(called, number).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(etp.logical(ours), theirs)
-    with torch.no_grad():
-        assert torch.equal(compiled(batch(3)[0]), plain(batch(3)[0]))
+def _with(backend: str, scenario: Callable[[Run], Any], run: Run) -> Any:
+    torch._dynamo.reset()
+    etp_compile_scenarios.BACKEND["backend"] = backend
+    return scenario(run)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[Any]]:
+    cases = {
+        f"{name} {backend}": functools.partial(_with, backend, scenario)
+        for name, scenario in SCENARIOS.items()
+        for backend in BACKENDS
+    }
+    return on_ranks(cases, 2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_bytes_are_those_of_plain_torch(found: dict[str, list[Any]], name: str, backend: str) -> None:
+    expected = plainly(SCENARIOS[name], 2)
+    for rank in found[f"{name} {backend}"]:
+        assert rank == expected
+
+
+def _alone(kind: Callable[[], torch.nn.Module]) -> Any:
+    """Of one rank. What is not sharded has no format."""
+    model = built(kind)
+    names = [name for name, each in model.named_parameters() if each.dim() > 1 and each.numel() >= 256]
+    return etp.shard_module_(model, etp.init_group(), {name.replace(".", r"\."): "f32" for name in names}, **OPTIONS)
+
+
+@pytest.mark.parametrize("kind", [Tied, ByHand])
+def test_later_steps_compile_nothing(kind: Callable[[], torch.nn.Module]) -> None:
+    torch._dynamo.reset()
+    model = _alone(kind)
+    called = torch.compile(model, backend="aot_eager")
+    optimizer = adamw(model.parameters())
+    seen = []
+    counters.clear()
+    for number in range(6):
+        loss_of(called, number).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append((dict(counters["frames"]), dict(counters["stats"])))
+    assert seen[1] == seen[-1]
+    assert seen[0][0]["ok"] >= 4  # it did compile
+
+
+def test_what_lies_between_two_uses_is_compiled() -> None:
+    torch._dynamo.reset()
+    graphs: list[list[str]] = []
+
+    def note(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        graphs.append([getattr(node.target, "__name__", "") for node in module.graph.nodes if node.op != "placeholder"])
+        return module.forward
+
+    loss_of(torch.compile(_alone(Tied), backend=note), 0)
+    assert any("gelu" in graph for graph in graphs)
+
+
+@pytest.mark.parametrize("kind", [Tied, ByHand])
+def test_one_graph_is_refused_with_the_reason(kind: Callable[[], torch.nn.Module]) -> None:
+    torch._dynamo.reset()
+    called = torch.compile(_alone(kind), backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="compile without fullgraph=True"):
+        called(batch(0)[0])
+
+
+def test_a_thread_compiles() -> None:
+    """The compiler keeps settings by thread."""
+    torch._dynamo.reset()
+    model, plain = _alone(ByHand), built(ByHand)
+    called = torch.compile(model, backend="eager")
+    found = []
+    thread = threading.Thread(target=lambda: found.append(as_bytes(called(batch(0)[0]))))
+    thread.start()
+    thread.join()
+    assert found == [as_bytes(plain(batch(0)[0]))]
+
+
+def _layers(backend: str, rank: int) -> list[bytes]:
+    """With and without the compiler."""
+    torch._dynamo.reset()
+    found = []
+    for compiles in (False, True):
+        with etp.init_group(timeout=60) as group:
+            torch.manual_seed(0)
+            parts: list[torch.nn.Module] = [
+                etp.Embedding(203, 32, etp_group=group),
+                etp.LayerNormLinear(32, 32, etp_group=group),
+                torch.nn.GELU(),
+                etp.LayerNormMLP(32, 64, etp_group=group),
+                etp.Linear(32, 203, etp_group=group),
+            ]
+            model = etp.shard_module_(torch.nn.Sequential(*parts), group)
+            called = torch.compile(model, backend=backend) if compiles else model
+            optimizer = adamw(model.parameters())
+            for number in range(3):
+                loss_of(called, 2 * number + rank).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append(b"".join(as_bytes(etp.logical(each)) for each in model.parameters()))
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layers_that_are_constructed_sharded(backend: str) -> None:
+    for plain, compiled in launch(functools.partial(_layers, backend), 2):
+        assert compiled == plain
+
+
+def _at_different_speeds(folder: pathlib.Path, limit: float, rank: int) -> str:
+    """Rank 1 compiles until rank 0 waits for it: longer than that takes if `limit` is short."""
+    there = folder / ("failed" if limit < 10 else "waits")
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        end = time.monotonic() + 120
+        while rank == 1 and not there.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        return module.forward
+
+    group = etp.init_group(timeout=limit)
+    model = etp.shard_module_(built(), group)
+    try:
+        loss = loss_of(torch.compile(model, backend=backend), rank)
+        if rank == 0:
+            (folder / "waits").touch()
+        loss.backward()
+    except tessera.Error as error:
+        return str(error)
+    finally:
+        (folder / "failed").touch()
+    return ""
+
+
+def test_ranks_compile_at_different_speeds(tmp_path: pathlib.Path) -> None:
+    assert launch(functools.partial(_at_different_speeds, tmp_path, 120), 2) == ["", ""]
+
+
+def test_a_rank_that_compiles_for_too_long_is_named(tmp_path: pathlib.Path) -> None:
+    waited, _ = launch(functools.partial(_at_different_speeds, tmp_path, 2), 2)
+    assert "waited 2 s for rank(s) 1 to drain gradients" in waited
