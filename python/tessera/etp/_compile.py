@@ -13,13 +13,17 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 _Kind = TypeVar("_Kind", bound=type)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_REASON = (
-    "weights that tessera.etp has sharded are gathered between two graphs, so that there cannot be one graph: compile "
-    "without fullgraph=True"
-)
+COMPILED = "_orig_mod."  # before the names of what torch.compile() has returned
 _opaque: set[type] = set()
 _told: list[bool] = []
 _told_here: ContextVar[bool] = ContextVar("tessera_etp_left_out", default=False)
+
+
+def _reason() -> str:
+    return (
+        "weights that tessera.etp has sharded are gathered between two graphs, so that there cannot be one graph: "
+        "compile without fullgraph=True"
+    )
 
 
 def opaque(attributes: Iterable[str] = ()) -> Callable[[_Kind], _Kind]:
@@ -46,7 +50,7 @@ def _read_each_time(attribute: Any) -> property:
 def left_out(function: _Function) -> _Function:
     """Tells the compiler why there is a break at this function, which it shows with fullgraph=True and in its logs."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    function._torchdynamo_disable_msg = _REASON  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = _reason()  # type: ignore[attr-defined]
     return function
 
 

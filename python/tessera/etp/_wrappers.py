@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from .._errors import InvalidArgumentError
+from ._compile import COMPILED
 from ._model import ShardedModel
 from ._refusals import require_same_ranks
 from ._weights.parameter import ShardedParameter
@@ -26,13 +27,16 @@ def leave_out_of_ddp(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if isinstance(parameter, ShardedParameter):
             names.update((name, f".{name}") if "." not in name else (name,))  # it writes names of the root's own so
+            names.add(f"{COMPILED}{name}")
     setattr(model, _LEFT_OUT, sorted(names))
 
 
 def put_back_into_ddp(model: torch.nn.Module) -> None:
     """Of weights that are whole again. Other names that the user has given stay."""
     whole = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    names = [name for name in getattr(model, _LEFT_OUT, ()) if name.removeprefix(".") not in whole]
+    names = [
+        name for name in getattr(model, _LEFT_OUT, ()) if name.removeprefix(COMPILED).removeprefix(".") not in whole
+    ]
     setattr(model, _LEFT_OUT, names)
 
 

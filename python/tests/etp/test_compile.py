@@ -135,6 +135,31 @@ def test_layers_that_are_constructed_sharded(backend: str) -> None:
         assert compiled == plain
 
 
+def _in_ddp(rank: int) -> list[bytes]:
+    """Without the compiler, and with it outside and inside of the wrapper."""
+    found = []
+    with etp.init_group(timeout=60) as group:
+        for way in ("plain", "outside", "inside"):
+            model = etp.shard_module_(built(ByHand), group, **OPTIONS)
+            called: Any = torch.compile(model, backend="aot_eager") if way == "inside" else model
+            called = torch.nn.parallel.DistributedDataParallel(called)
+            called = torch.compile(called, backend="aot_eager") if way == "outside" else called
+            optimizer = adamw(model.parameters())
+            for number in range(2):
+                loss_of(called, 2 * number + rank).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append(b"".join(as_bytes(etp.logical(each)) for each in model.parameters()))
+            etp.unshard_(model)
+            assert not model._ddp_params_and_buffers_to_ignore
+    return found
+
+
+def test_in_distributed_data_parallel() -> None:
+    for plain, *compiled in launch(_in_ddp, 2):
+        assert compiled == [plain, plain]
+
+
 def _at_different_speeds(folder: pathlib.Path, limit: float, rank: int) -> str:
     """Rank 1 compiles until rank 0 waits for it: longer than that takes if `limit` is short."""
     there = folder / ("failed" if limit < 10 else "waits")
