@@ -151,7 +151,9 @@ device::Device& Group::device() const {
   return *impl_->options.device;
 }
 BackendTraits Group::backend() const {
-  return traits_of(impl_->options.backend);
+  BackendTraits traits = traits_of(impl_->options.backend);
+  traits.needs_matched_order |= impl_->options.matched_order;
+  return traits;
 }
 std::string Group::describe(int rank) const {
   impl_->check_rank(rank);

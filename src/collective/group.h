@@ -51,6 +51,7 @@ struct GroupOptions {
   uint32_t slots = 1 << 16;                    // weights that the group can have; the same on all ranks
   bool in_process = false;                     // all ranks are threads or fibers of this process
   Backend backend = Backend::kPulls;
+  bool matched_order = false;  // backend() says that it needs it in any case: for tests; the same on all ranks
 };
 
 // A place in a rank's shared memory, as its peers name it.

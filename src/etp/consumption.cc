@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "base/mutation.h"
 #include "collective/movement/gather.h"
+#include "etp/schedule/planned_order.h"
 #include "layout/text_reader.h"
 
 namespace tessera::etp {
@@ -428,6 +429,16 @@ PrefetchPlan Consumptions::expected_plan() const {
     for (Consumption& use : uses) use.weight = units[use.weight];
   }
   return plan_prefetch(uses, costs, predictor_.options());
+}
+
+std::string Consumptions::expected_order(std::span<const WeightId> folds) const {
+  std::vector<std::string> units, folded;
+  for (const Unit& unit : units_) {
+    units.push_back(unit.weights.front()->name());
+    if (unit.weights.size() > 1) units.back() += fmt::format(" +{}", unit.weights.size() - 1);
+  }
+  for (const WeightId weight : folds) folded.push_back(context_.parameters[weight]->name());
+  return planned_order(expected_plan(), units, folded);
 }
 
 void Consumptions::stop() {

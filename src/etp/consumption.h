@@ -60,6 +60,8 @@ class Consumptions {
 
   // What a step is expected to take before the first has run; of the last one since.
   PrefetchPlan expected_plan() const;
+  // What a step's gathers are expected to be, and behind them these folds: see planned_order.h.
+  std::string expected_order(std::span<const WeightId> folds) const;
   // Whether a plan knows it: it has been used.
   bool planned(const Parameter& parameter) const;
   // What is predicted around its first forward use in a step; of a list of experts, the first one.

@@ -190,8 +190,7 @@ void Gradients::end_interval(std::span<const IntervalEnd> ranks) {
   const bool same = ranks.front().order != 0 && std::ranges::all_of(ranks, [&](const IntervalEnd& end) {
                       return end.order == ranks.front().order;
                     });
-  planned_ = same ? std::move(order_) : std::vector<WeightId>();
-  order_.clear();
+  if (!order_.empty()) planned_ = std::exchange(order_, {});
   follows_ = same;
   first_interval_ = false;
   for (size_t q = 0; q < ranks.size(); ++q) left_before_[q] = ranks[q].left_plan;

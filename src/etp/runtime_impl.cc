@@ -8,6 +8,7 @@
 #include "base/fail.h"
 #include "base/process.h"
 #include "codec/simd/fold.h"
+#include "etp/schedule/planned_order.h"
 #include "layout/text_reader.h"
 
 namespace tessera::etp {
@@ -206,6 +207,23 @@ void RuntimeImpl::agree_on_options() {
            context_.group.describe(q), tessera::quoted(all[static_cast<size_t>(q)]));
 }
 
+void RuntimeImpl::agree_on_order() {
+  const collective::BackendTraits backend = context_.group.backend();
+  if (!backend.needs_matched_order) return;
+  const std::string mine = consumptions_.expected_order(gradients_.expected_order());
+  const std::vector<std::string> digests = context_.group.exchange("plan", fmt::format("{:x}", digest_of(mine)));
+  if (std::ranges::all_of(digests, [&](const std::string& digest) { return digest == digests.front(); })) return;
+  const std::vector<std::string> orders = context_.group.exchange("planned order", mine);
+  for (int q = 1; q < context_.ranks(); ++q)
+    if (const auto difference = first_difference(orders.front(), orders[static_cast<size_t>(q)]))
+      fail(
+          ErrorCode::kMismatch,
+          "move {} of the next step is {} on {} and {} on {}: all ranks must gather and fold in one order over {}; use "
+          "the same weights in the same order, with the same options"_message,
+          difference->line, tessera::quoted(difference->first), context_.group.describe(0),
+          tessera::quoted(difference->second), context_.group.describe(q), backend.name);
+}
+
 void RuntimeImpl::start() {
   agree_on_options();
   std::vector<Parameter*> fresh;
@@ -215,6 +233,7 @@ void RuntimeImpl::start() {
   gradients_.start();
   for (const Parameter* p : fresh) context_.note_host_write("load", *p, p->shard->data(), p->shard->bytes());
   publisher_.publish(fresh);
+  agree_on_order();
 }
 
 void RuntimeImpl::set_master(WeightId weight, const void* rows, DType dtype) {

@@ -109,6 +109,9 @@ class RuntimeImpl {
   void require_slots(const std::string& name, size_t count) const REQUIRES(mutex_);
   WeightId add(std::unique_ptr<Parameter> parameter) REQUIRES(mutex_);
   void agree_on_options() REQUIRES(mutex_);
+  // Where the back end needs gathers and folds in one order: throws Error(kMismatch) on all ranks, with the first
+  // difference, unless all plan the same. Collective.
+  void agree_on_order() REQUIRES(mutex_);
   void capture_use(std::span<Parameter* const> weights, Phase phase, const Use& use, std::span<FullWeight> out)
       REQUIRES(mutex_);
   void capture_gradients(std::span<GradientBuffer> gradients) REQUIRES(mutex_);

@@ -143,6 +143,7 @@ void RuntimeImpl::end_update() {
   publisher_.publish(now);
   in_update_ = false;
   ++context_.counters.updates;
+  agree_on_order();
   consumptions_.end_update();
 }
 

@@ -66,6 +66,8 @@ class Gradients {
   std::vector<Added> added();
   // To be told by the next added().
   void keep(std::vector<Added> added);
+  // The weights whose rounds the next interval is expected to have, in order.
+  std::span<const WeightId> expected_order() const { return planned_; }
   // Whether a gradient of the weight is summed, shown or folded in this interval.
   bool in_flight(WeightId weight) const;
   // Of its oldest round that added() has not told of: kAsyncWait until it is folded here.
@@ -148,9 +150,9 @@ class Gradients {
   std::vector<GradientBuffer> retired_sums_;  // likewise, of complete rounds
   std::vector<Added> earlier_;                // of rounds of intervals that ended
   std::vector<WeightId> order_;               // of this interval's rounds
-  std::vector<WeightId> planned_;             // of the last one's, if all ranks had the same; first: as they were added
+  std::vector<WeightId> planned_;             // of the last interval that had rounds; first: as they were added
   bool first_interval_ = true;
-  bool follows_ = false;
+  bool follows_ = false;  // the plan: all ranks have the same
   uint64_t left_plan_ = 0;
   std::vector<uint64_t> left_before_;  // kLeftPlan of each rank when the interval began
 };
