@@ -107,7 +107,7 @@ constexpr double kUses = kWeights * kRounds;
 struct Counted {
   size_t records = 0;
   std::unique_ptr<device::RecordBlock> operator()(std::unique_ptr<device::RecordBlock> block) {
-    records += block->records().size();
+    records += block->size();
     return block;
   }
 };

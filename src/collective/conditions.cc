@@ -36,7 +36,7 @@ std::string ReachedCondition::to_string() const {
 
 void ReachedCondition::note(device::WaitNotes& notes) const {
   for (const int rank : ranks_) notes.edges.push_back(group().edge(rank, word_, slot_, value_));
-  notes.text = to_string();
+  notes.say(to_string());
 }
 
 std::vector<int> ReachedCondition::awaited() const {

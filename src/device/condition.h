@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -13,12 +15,17 @@ namespace tessera::device {
 struct WaitNotes {
   std::vector<WordEdge> edges;   // the words that made the condition true
   std::vector<Access> accesses;  // of the operation that waited, which it could not declare: they depend on those words
-  std::string text;              // what was waited for
+  std::string_view text;         // what was waited for; of the condition, or `made_text`
+  std::string made_text;
 
+  void say(std::string what) {
+    made_text = std::move(what);
+    text = made_text;
+  }
   void clear() {
     edges.clear();
     accesses.clear();
-    text.clear();
+    text = {};
   }
 };
 
@@ -36,8 +43,8 @@ class Condition {
   // What is known about why met() is false, for the message of a wait that ended at its deadline: "rank 2 (pid 71) is
   // stopped". May be empty.
   virtual std::string explain() const { return {}; }
-  // Adds to the notes, which are clear. Called after met(), while the recorder is on.
-  virtual void note(WaitNotes& notes) const { notes.text = to_string(); }
+  // Adds to the notes, which are clear and do not outlive this. Called after met(), while the recorder is on.
+  virtual void note(WaitNotes& notes) const { notes.say(to_string()); }
 };
 
 // Blocks until met(). Throws what met() throws, Error(kDeadlineExceeded) that says what was waited for,

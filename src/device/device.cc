@@ -11,14 +11,13 @@ std::shared_ptr<Device> make_device(DeviceKind kind, const DeviceOptions& option
   return std::make_shared<CpuDevice>(options);
 }
 
-void Device::wait_for(const Condition& condition, const Deadline& deadline, std::vector<Access>* accesses) {
+void Device::wait_host(const Condition& condition, const Deadline& deadline) {
   block_on(condition, deadline);
   if (!recorder_.on()) return;
   thread_local WaitNotes notes;
   notes.clear();
   condition.note(notes);
   recorder_.word_wait(0, 0, notes.edges, notes.text);
-  if (accesses != nullptr) accesses->insert(accesses->end(), notes.accesses.begin(), notes.accesses.end());
 }
 
 void Device::wait_host(const Event& given, const Deadline& deadline) {

@@ -43,11 +43,10 @@ class Device {
   // Blocks the host. Every wait of a host program goes through these, so that a simulated one lets others run. Throw
   // Error(kDeadlineExceeded) that says what was waited for, what the condition throws, or the poison of the event's
   // stream. The recorder notes what they order.
-  void wait_host(const Condition& condition, const Deadline& deadline) { wait_for(condition, deadline, nullptr); }
+  void wait_host(const Condition& condition, const Deadline& deadline);
   void wait_host(const Event& event, const Deadline& deadline);
-
-  // For an operation of the host: adds what its record must tell of WaitNotes::accesses.
-  void wait_for(const Condition& condition, const Deadline& deadline, std::vector<Access>* accesses);
+  // Likewise for an operation of the host, which has it recorded.
+  void wait_for(const Condition& condition, const Deadline& deadline) { block_on(condition, deadline); }
 
   Recorder& recorder() { return recorder_; }
   const Recorder& recorder() const { return recorder_; }

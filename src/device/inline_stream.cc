@@ -1,7 +1,10 @@
 #include "device/inline_stream.h"
 
+#include <optional>
+#include <span>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/fail.h"
 #include "base/trace.h"
@@ -23,6 +26,31 @@ class FailedSource final : public EventSource {
  private:
   const std::string name_;
   const Status status_;
+};
+
+// What the recorder is told of an operation's waits, in memory that its thread uses again. Operations may nest.
+class SpareNotes {
+ public:
+  SpareNotes() : notes_(std::exchange(spare(), {})) {}
+  ~SpareNotes() { spare() = std::move(notes_); }
+  SpareNotes(const SpareNotes&) = delete;
+  SpareNotes& operator=(const SpareNotes&) = delete;
+
+  void add(const Condition& condition) {
+    if (used_ == notes_.size()) notes_.emplace_back();
+    notes_[used_].clear();
+    condition.note(notes_[used_++]);
+  }
+  std::span<const WaitNotes> all() const { return std::span(notes_).first(used_); }
+
+ private:
+  static std::vector<WaitNotes>& spare() {
+    thread_local std::vector<WaitNotes> notes;
+    return notes;
+  }
+
+  std::vector<WaitNotes> notes_;
+  size_t used_ = 0;
 };
 
 void sleep_until(TimePoint when) {
@@ -69,34 +97,31 @@ void InlineStream::give_wait(const Event& event) {
   }
 }
 
-void InlineStream::await_all(const Operation& operation, std::vector<Access>& accesses) {
-  const Deadline deadline = Deadline::after(operation.timeout.value_or(timeout_));
-  for (const auto& condition : operation.after) device().wait_for(*condition, deadline, &accesses);
-}
-
 void InlineStream::run(const Operation& operation, uint64_t) {
   if (poisoned_.load(std::memory_order_relaxed)) return;
-  Recorder& recorder = device().recorder();
-  std::vector<Access> accesses;  // besides those that are declared
-  bool recorded = false;
-  TimePoint begin, end;
+  std::optional<SpareNotes> notes;  // while it is recorded
+  if (device().recorder().on()) notes.emplace();
+  uint64_t begin = 0, end = 0;
   try {
-    if (!operation.after.empty()) await_all(operation, accesses);
-    if (!accesses.empty()) accesses.insert(accesses.begin(), operation.accesses.begin(), operation.accesses.end());
+    if (!operation.after.empty()) {
+      const Deadline deadline = Deadline::after(operation.timeout.value_or(timeout_));
+      for (const auto& condition : operation.after) {
+        device().wait_for(*condition, deadline);
+        if (notes) notes->add(*condition);
+      }
+    }
     const TraceSpan span(operation.name, {.subject = operation.subject, .bytes = operation.bytes});
     const TimePoint passed = link_ == nullptr ? TimePoint() : link_->take(operation.bytes);
-    recorded = recorder.on();
-    if (recorded) begin = Clock::steady().now();
+    if (notes) begin = ticks();
     if (operation.body) operation.body();
     if (link_ != nullptr) sleep_until(passed);
-    if (recorded) end = Clock::steady().now();
+    if (notes) end = ticks();
   } catch (...) {
     poison(failure_of(operation));
   }
-  if (!recorded) return;
+  if (!notes) return;
   try {
-    recorder.ran_here(operation.name, operation.subject, accesses.empty() ? operation.accesses : accesses,
-                      operation.writes, begin, end);
+    device().recorder().ran_here(operation, notes->all(), begin, end);
   } catch (...) {
     poison(failure_of(operation));
   }

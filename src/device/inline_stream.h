@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "base/mutex.h"
 #include "device/stream.h"
@@ -24,8 +23,6 @@ class InlineStream final : public Stream {
   Event mark(uint64_t event) override;
   void give_wait(const Event& event) override;
 
-  // Adds what they let the operation access, for the recorder.
-  void await_all(const Operation& operation, std::vector<Access>& accesses);
   void run(const Operation& operation, uint64_t number);
   void poison(Status status);
 

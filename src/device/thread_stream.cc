@@ -160,10 +160,10 @@ void ThreadStream::run(const Operation& operation, const Item& item) {
     const TraceSpan span(operation.name, {.subject = operation.subject, .bytes = operation.bytes});
     const TimePoint passed = link_ == nullptr ? TimePoint() : link_->take(operation.bytes);
     const bool recorded = device().recorder().on();
-    const TimePoint begin = recorded ? Clock::steady().now() : TimePoint();
+    const uint64_t begin = recorded ? ticks() : 0;
     if (operation.body) operation.body();
     if (link_ != nullptr) sleep_until(passed);
-    if (recorded) device().recorder().ran(actor(), item.number, begin, Clock::steady().now());
+    if (recorded) device().recorder().ran(actor(), item.number, begin, ticks());
   } catch (...) {
     progress_->fail(item.ticket, failure_of(operation));
   }

@@ -54,7 +54,7 @@ class Gradients::CloseCondition final : public collective::WordsCondition {
     return fmt::format("rank(s) {} to drain gradients", fmt::join(awaited(), ", "));
   }
   void note(device::WaitNotes& notes) const override {
-    notes.text = to_string();
+    notes.say(to_string());
     for (int rank = 0; rank < group().size(); ++rank)
       if (closed(rank))
         notes.edges.push_back(

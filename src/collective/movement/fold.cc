@@ -81,7 +81,7 @@ class ProducedCondition final : public WordsCondition {
                        round_of(*part), part->weight, interval_of(*part));
   }
   void note(device::WaitNotes& notes) const override {
-    notes.text = to_string();
+    notes.say(to_string());
     for (const FoldPart& part : *parts_) {
       const uint64_t word = round_word(interval_of(part), round_of(part) + 1);
       for (int rank = 0; rank < group().size(); ++rank)

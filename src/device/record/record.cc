@@ -2,11 +2,19 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
-#include <utility>
+#include <new>
+
+#include "base/rounding.h"
 
 namespace tessera::device {
+namespace {
+
+std::string_view text_of(const char* text) {
+  return text == nullptr ? std::string_view() : text;
+}
+
+}  // namespace
 
 std::string_view to_string(RecordKind kind) {
   switch (kind) {
@@ -50,60 +58,104 @@ std::string to_string(const Record& record) {
   return text;
 }
 
-RecordBlock::RecordBlock()
-    : records_(std::make_unique<Record[]>(kRecords)),
-      accesses_(std::make_unique<RecordedAccess[]>(kAccesses)),
-      words_(std::make_unique<WordEdge[]>(kWords)),
-      text_(std::make_unique<char[]>(kTextBytes)) {}
+RecordBlock::RecordBlock(size_t bytes)
+    : memory_(std::make_unique_for_overwrite<std::byte[]>(bytes)), capacity_(bytes) {}
 
-std::string_view RecordBlock::keep(std::string_view text) {
-  char* const begin = text_.get() + used_text_;
-  if (!text.empty()) std::memcpy(begin, text.data(), text.size());
-  used_text_ += text.size();
-  return {begin, text.size()};
+void RecordBlock::begin(int rank, uint64_t first) {
+  used_ = count_ = 0;
+  rank_ = rank;
+  first_ = first;
 }
 
-bool RecordBlock::fits(const Record& record) {
-  return record.accesses.size() <= kAccesses && record.words.size() <= kWords && record.name.size() <= kTextBytes &&
-         record.subject.size() <= kTextBytes - record.name.size();
+size_t RecordBlock::bytes_for(const Entry& entry, const Texts& texts) {
+  const size_t text =
+      (texts.name.empty() ? 0 : texts.name.size() + 1) + (texts.subject.empty() ? 0 : texts.subject.size() + 1);
+  return sizeof(Entry) + entry.accesses * sizeof(RecordedAccess) + entry.words * sizeof(WordEdge) +
+         round_up(text, alignof(Entry));
 }
 
-bool RecordBlock::allot(Space& space, std::string_view name, std::string_view subject, size_t accesses, size_t words) {
-  if (count_ == kRecords || accesses > kAccesses - used_accesses_ || words > kWords - used_words_) return false;
-  if (name.size() + subject.size() > kTextBytes - used_text_) return false;
-  Record& record = records_[count_++];
-  record.name = keep(name);
-  record.subject = keep(subject);
-  space = {.record = &record, .accesses = &accesses_[used_accesses_], .words = &words_[used_words_]};
-  record.accesses = {space.accesses, accesses};
-  record.words = {space.words, words};
-  used_accesses_ += accesses;
-  used_words_ += words;
+bool RecordBlock::allot(Space& space, const Entry& entry, const Texts& texts) {
+  const size_t bytes = bytes_for(entry, texts);
+  if (bytes > capacity_ - used_) return false;
+  std::byte* const at = memory_.get() + used_;
+  space.accesses = reinterpret_cast<RecordedAccess*>(at + sizeof(Entry));
+  space.words = reinterpret_cast<WordEdge*>(space.accesses + entry.accesses);
+  auto* text = reinterpret_cast<char*>(space.words + entry.words);
+  const auto keep = [&text](std::string_view from) {
+    char* const kept = text;
+    std::memcpy(kept, from.data(), from.size());
+    kept[from.size()] = '\0';
+    text += from.size() + 1;
+    return kept;
+  };
+  Entry& made = *new (at) Entry(entry);
+  made.size = static_cast<uint32_t>(bytes);
+  if (!texts.name.empty()) made.name = keep(texts.name);
+  if (!texts.subject.empty()) made.subject = keep(texts.subject);
+  used_ += bytes;
+  ++count_;
   return true;
 }
 
-void RecordBlock::Space::fill(const Record& from) const {
-  const auto [name, subject] = std::pair(record->name, record->subject);
-  const auto [read, written] = std::pair(record->accesses, record->words);
-  *record = from;
-  record->name = name;
-  record->subject = subject;
-  record->accesses = read;
-  record->words = written;
+std::ranges::subrange<RecordIterator> RecordBlock::records() const {
+  RecordIterator begin, end;
+  begin.block_ = end.block_ = this;
+  begin.at_ = memory_.get();
+  begin.sequence_ = first_;
+  end.at_ = memory_.get() + used_;
+  return {begin, end};
 }
 
-bool RecordBlock::append(const Record& record) {
-  Space space{};
-  if (!fits(record) || !allot(space, record.name, record.subject, record.accesses.size(), record.words.size()))
-    return false;
-  std::ranges::copy(record.accesses, space.accesses);
-  std::ranges::copy(record.words, space.words);
-  space.fill(record);
-  return true;
+RecordIterator& RecordIterator::operator++() {
+  at_ += reinterpret_cast<const RecordBlock::Entry*>(at_)->size;
+  ++sequence_;
+  return *this;
 }
 
-void RecordBlock::clear() {
-  count_ = used_accesses_ = used_words_ = used_text_ = 0;
+Record RecordIterator::operator*() const {
+  const RecordBlock::Entry& entry = *reinterpret_cast<const RecordBlock::Entry*>(at_);
+  const auto* const accesses = reinterpret_cast<const RecordedAccess*>(at_ + sizeof(RecordBlock::Entry));
+  const auto* const words = reinterpret_cast<const WordEdge*>(accesses + entry.accesses);
+  Record record{.kind = entry.kind,
+                .rank = block_->rank_,
+                .actor = entry.actor,
+                .sequence = sequence_,
+                .name = text_of(entry.name),
+                .subject = text_of(entry.subject),
+                .accesses = {accesses, entry.accesses},
+                .words = {words, entry.words}};
+  switch (entry.kind) {
+    case RecordKind::kActor:
+    case RecordKind::kHostAccess:
+    case RecordKind::kWordWrite:
+      break;
+    case RecordKind::kRegion:
+    case RecordKind::kRegionEnd:
+      record.region = {.owner = static_cast<int>(entry.end), .number = entry.number};
+      record.bytes = entry.begin;
+      break;
+    case RecordKind::kOperation:
+      record.waits = entry.count;
+      [[fallthrough]];
+    case RecordKind::kWordWait:
+    case RecordKind::kOperationAccess:
+      record.operation = entry.number;
+      break;
+    case RecordKind::kEventRecord:
+    case RecordKind::kEventWait:
+      record.event = entry.number;
+      break;
+    case RecordKind::kCollective:
+      record.number = entry.number;
+      record.ranks = entry.count;
+      break;
+    case RecordKind::kRan:
+      record.operation = entry.number;
+      record.begin = block_->scale_.time_of(entry.begin).time_since_epoch().count();
+      record.end = block_->scale_.time_of(entry.end).time_since_epoch().count();
+      break;
+  }
+  return record;
 }
 
 }  // namespace tessera::device

@@ -11,11 +11,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/ticks.h"
 #include "device/access.h"
 
 namespace tessera::device {
@@ -81,50 +83,85 @@ struct Record {
 // "rank 1, stream gather: operation 7 gather wte.weight"; for messages.
 std::string to_string(const Record& record);
 
-// Records and what they point to, in arrays that are allocated once. Thread-compatible; move-only, and a move leaves
-// the records where they are.
+class RecordBlock;
+
+// Goes through the records of a block, and makes each when it is asked for.
+class RecordIterator {
+ public:
+  using value_type = Record;
+  using difference_type = std::ptrdiff_t;
+
+  Record operator*() const;
+  RecordIterator& operator++();
+  void operator++(int) { ++*this; }
+  bool operator==(const RecordIterator& other) const { return at_ == other.at_; }
+
+ private:
+  friend class RecordBlock;
+  const RecordBlock* block_ = nullptr;
+  const std::byte* at_ = nullptr;
+  uint64_t sequence_ = 0;
+};
+
+// Records, each with all that it points to, one behind the other in memory that is allocated once. Thread-compatible;
+// move-only, and a move leaves the records where they are.
 class RecordBlock {
  public:
-  static constexpr size_t kRecords = 512;
-  static constexpr size_t kAccesses = 2048;
-  static constexpr size_t kWords = 2048;
-  static constexpr size_t kTextBytes = size_t{32} << 10;
+  static constexpr size_t kBytes = size_t{64} << 10;
 
-  RecordBlock();
+  // What is kept of a record besides its accesses and words. Which field of Record `number` and `count` are depends on
+  // its kind.
+  struct Entry {
+    RecordKind kind = RecordKind::kOperation;
+    uint32_t actor = 0;
+    uint32_t count = 0;  // waits or ranks
+    uint32_t accesses = 0;
+    uint32_t words = 0;
+    uint32_t size = 0;              // in bytes, with all that follows it; allot() knows it
+    uint64_t number = 0;            // of an operation, event, collective or region
+    const char* name = nullptr;     // a literal, or a copy in the block
+    const char* subject = nullptr;  // a copy in the block
+    uint64_t begin = 0;             // of kRan: ticks(). Of kRegion: its bytes
+    uint64_t end = 0;               // of kRan: ticks(). Of kRegion and kRegionEnd: the owner
+  };
+  struct Texts {
+    std::string_view name{};  // unless Entry::name is a literal
+    std::string_view subject{};
+  };
+  // Where to write the accesses and words of a record.
+  struct Space {
+    RecordedAccess* accesses = nullptr;
+    WordEdge* words = nullptr;
+  };
+
+  explicit RecordBlock(size_t bytes = kBytes);
   RecordBlock(RecordBlock&&) noexcept = default;
   RecordBlock& operator=(RecordBlock&&) noexcept = default;
 
-  // Copies the record with all that it points to. False, and nothing has changed, if there is no room left; a record
-  // that is too large for an empty block (fits() is false) is refused by every block.
-  bool append(const Record& record);
-  static bool fits(const Record& record);
+  // Forgets what it holds. Its next records are of this rank, and numbered from `first` on.
+  void begin(int rank, uint64_t first);
+  // One more record, with copies of the texts. Accesses and words are the caller's to write. False, and nothing has
+  // changed, if there is no room.
+  bool allot(Space& space, const Entry& entry, const Texts& texts);
+  static size_t bytes_for(const Entry& entry, const Texts& texts);
+  size_t capacity() const { return capacity_; }
+  // What the ticks of its records are as times.
+  void set_scale(const TickScale& scale) { scale_ = scale; }
 
-  // What append() does, in place: room for a record with that many accesses and words and that much text. Null if there
-  // is none. The caller fills in the rest, among it the elements of accesses() and words().
-  struct Space {
-    Record* record;
-    RecordedAccess* accesses;
-    WordEdge* words;
-    // All but texts, accesses and words.
-    void fill(const Record& from) const;
-  };
-  bool allot(Space& space, std::string_view name, std::string_view subject, size_t accesses, size_t words);
-
-  std::span<const Record> records() const { return {records_.get(), count_}; }
+  std::ranges::subrange<RecordIterator> records() const;
+  size_t size() const { return count_; }
   bool empty() const { return count_ == 0; }
-  void clear();
 
  private:
-  std::string_view keep(std::string_view text);
+  friend class RecordIterator;
 
-  std::unique_ptr<Record[]> records_;
-  std::unique_ptr<RecordedAccess[]> accesses_;
-  std::unique_ptr<WordEdge[]> words_;
-  std::unique_ptr<char[]> text_;
+  std::unique_ptr<std::byte[]> memory_;
+  size_t capacity_ = 0;
+  size_t used_ = 0;
   size_t count_ = 0;
-  size_t used_accesses_ = 0;
-  size_t used_words_ = 0;
-  size_t used_text_ = 0;
+  int rank_ = 0;
+  uint64_t first_ = 1;
+  TickScale scale_{};
 };
 
 // A log in memory: the blocks of one rank, in order. A value.

@@ -27,8 +27,10 @@ void Recorder::start(RecordSink sink) {
   block_ = std::make_unique<RecordBlock>();
   failure_ = nullptr;
   sequence_ = 0;
+  started_ = TickMark::now();
+  begin_block();
   for (uint32_t actor = 1; actor <= actors_.size(); ++actor)
-    put_locked({.kind = RecordKind::kActor, .actor = actor, .name = actors_[actor - 1]}, {});
+    put_locked({.kind = RecordKind::kActor, .actor = actor}, {.name = actors_[actor - 1]});
   for (const LocalRegion& region : regions_) put_region(region);
   on_.store(true, std::memory_order_relaxed);
 }
@@ -47,7 +49,7 @@ uint32_t Recorder::add_actor(std::string_view name) {
   const MutexLock lock(mutex_);
   actors_.emplace_back(name);
   const auto actor = static_cast<uint32_t>(actors_.size());
-  if (on()) put_locked({.kind = RecordKind::kActor, .actor = actor, .name = name}, {});
+  if (on()) put_locked({.kind = RecordKind::kActor, .actor = actor}, {.name = name});
   return actor;
 }
 
@@ -81,11 +83,15 @@ void Recorder::drop_region_locked(uintptr_t begin) {
   const RegionId id = found->id;
   regions_.erase(found);
   if (on() && std::ranges::find(regions_, id, &LocalRegion::id) == regions_.end())
-    put_locked({.kind = RecordKind::kRegionEnd, .region = id}, {});
+    put_locked({.kind = RecordKind::kRegionEnd, .number = id.number, .end = static_cast<uint64_t>(id.owner)}, {});
 }
 
 void Recorder::put_region(const LocalRegion& region) {
-  put_locked({.kind = RecordKind::kRegion, .region = region.id, .bytes = region.bytes, .name = region.label}, {});
+  put_locked({.kind = RecordKind::kRegion,
+              .number = region.id.number,
+              .begin = region.bytes,
+              .end = static_cast<uint64_t>(region.id.owner)},
+             {.name = region.label});
 }
 
 RecordedAccess Recorder::in_region(const Access& access) const {
@@ -104,44 +110,56 @@ RecordedAccess Recorder::in_region(const Access& access) const {
   return recorded;
 }
 
-void Recorder::ran_here(std::string_view name, std::string_view subject, std::span<const Access> accesses,
-                        std::span<const WordEdge> writes, TimePoint begin, TimePoint end) {
+void Recorder::ran_here(const Operation& operation, std::span<const WaitNotes> waits, uint64_t begin, uint64_t end) {
+  std::vector<Access> all;  // if some were known only once it had waited
+  for (const WaitNotes& wait : waits) all.insert(all.end(), wait.accesses.begin(), wait.accesses.end());
+  if (!all.empty()) all.insert(all.begin(), operation.accesses.begin(), operation.accesses.end());
   const MutexLock lock(mutex_);
-  if (on()) put_locked({.kind = RecordKind::kOperation, .name = name, .subject = subject, .words = writes}, accesses);
-  if (on() && end != TimePoint())
-    put_locked(
-        {.kind = RecordKind::kRan, .begin = begin.time_since_epoch().count(), .end = end.time_since_epoch().count()},
-        {});
+  if (!on()) return;
+  for (const WaitNotes& wait : waits)
+    put_locked({.kind = RecordKind::kWordWait}, {.subject = wait.text}, {}, wait.edges);
+  if (begin == 0) return;
+  put_locked({.kind = RecordKind::kOperation, .name = operation.name}, {.subject = operation.subject},
+             all.empty() ? operation.accesses : all, operation.writes);
+  if (end != 0) put_locked({.kind = RecordKind::kRan, .begin = begin, .end = end}, {});
 }
 
-void Recorder::put(const Record& record, std::span<const Access> accesses) {
+void Recorder::put(const Entry& entry, const Texts& texts, std::span<const Access> accesses,
+                   std::span<const WordEdge> words) {
   const MutexLock lock(mutex_);
-  if (on()) put_locked(record, accesses);
+  if (on()) put_locked(entry, texts, accesses, words);
 }
 
-void Recorder::put_locked(const Record& record, std::span<const Access> accesses) {
+void Recorder::put_locked(Entry entry, const Texts& texts, std::span<const Access> accesses,
+                          std::span<const WordEdge> words) {
   if (failure_ != nullptr) return;
-  RecordBlock::Space space{};
-  if (!block_->allot(space, record.name, record.subject, accesses.size(), record.words.size())) {
+  entry.accesses = static_cast<uint32_t>(accesses.size());
+  entry.words = static_cast<uint32_t>(words.size());
+  RecordBlock::Space space;
+  if (!block_->allot(space, entry, texts)) {
     pass_on();
     if (failure_ != nullptr) return;
-    if (!block_->allot(space, record.name, record.subject, accesses.size(), record.words.size()))
-      fail_internal("{} {}: {} accesses and {} words are more than a block holds", record.name, record.subject,
-                    accesses.size(), record.words.size());
+    if (const size_t bytes = RecordBlock::bytes_for(entry, texts); bytes > block_->capacity()) {
+      block_ = std::make_unique<RecordBlock>(bytes);
+      begin_block();
+    }
+    TESSERA_CHECK(block_->allot(space, entry, texts));
   }
-  space.fill(record);
-  space.record->rank = rank_;
-  space.record->sequence = ++sequence_;
-  std::ranges::transform(accesses, space.accesses,
-                         [this](const Access& access) REQUIRES(mutex_) { return in_region(access); });
-  std::ranges::copy(record.words, space.words);
+  ++sequence_;
+  for (const Access& access : accesses) *space.accesses++ = in_region(access);
+  std::ranges::copy(words, space.words);
+}
+
+void Recorder::begin_block() {
+  block_->begin(rank_, sequence_ + 1);
 }
 
 void Recorder::pass_on() {
   try {
+    block_->set_scale({started_, TickMark::now()});
     block_ = sink_(std::move(block_));
     if (block_ == nullptr) block_ = std::make_unique<RecordBlock>();
-    block_->clear();
+    begin_block();
   } catch (...) {
     failure_ = std::current_exception();
     on_.store(false, std::memory_order_relaxed);

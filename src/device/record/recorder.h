@@ -1,7 +1,7 @@
 // Records what the host and the streams of a rank do, for the checker of schedules and for traces.
 //
 // Off, a call costs one branch. On, it copies its arguments into a block that was allocated before; a full block goes
-// to the sink.
+// to the sink. Names are literals, of which only the address is kept, unless a call takes a string_view.
 #pragma once
 
 #include <atomic>
@@ -14,9 +14,10 @@
 #include <string_view>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/mutex.h"
+#include "base/ticks.h"
 #include "device/access.h"
+#include "device/operation.h"
 #include "device/record/record.h"
 
 namespace tessera::device {
@@ -57,67 +58,56 @@ class Recorder {
   void drop_region(const void* local);
 
   // `waits`: how often word_wait() will name it.
-  void operation(uint32_t actor, uint64_t number, std::string_view name, std::string_view subject,
+  void operation(uint32_t actor, uint64_t number, const char* name, std::string_view subject,
                  std::span<const Access> accesses, std::span<const WordEdge> writes, size_t waits = 0) {
     if (on())
       put({.kind = RecordKind::kOperation,
            .actor = actor,
-           .operation = number,
-           .waits = static_cast<uint32_t>(waits),
-           .name = name,
-           .subject = subject,
-           .words = writes},
-          accesses);
+           .count = static_cast<uint32_t>(waits),
+           .number = number,
+           .name = name},
+          {.subject = subject}, accesses, writes);
   }
-  // Actor 0: the host's last operation.
-  void ran(uint32_t actor, uint64_t operation, TimePoint begin, TimePoint end) {
-    if (on())
-      put({.kind = RecordKind::kRan,
-           .actor = actor,
-           .operation = operation,
-           .begin = begin.time_since_epoch().count(),
-           .end = end.time_since_epoch().count()},
-          {});
+  // Times are ticks().
+  void ran(uint32_t actor, uint64_t operation, uint64_t begin, uint64_t end) {
+    if (on()) put({.kind = RecordKind::kRan, .actor = actor, .number = operation, .begin = begin, .end = end});
   }
-  // An operation of the host that has run, or failed if it has no end: operation() and ran() at once.
-  void ran_here(std::string_view name, std::string_view subject, std::span<const Access> accesses,
-                std::span<const WordEdge> writes, TimePoint begin, TimePoint end);
-  void host_access(std::string_view name, std::string_view subject, std::span<const Access> accesses) {
-    if (on()) put({.kind = RecordKind::kHostAccess, .name = name, .subject = subject}, accesses);
+  // An operation of the host that is over, with what it waited for. `begin` 0: it failed in a wait; `end` 0: it failed
+  // later.
+  void ran_here(const Operation& operation, std::span<const WaitNotes> waits, uint64_t begin, uint64_t end);
+  void host_access(const char* name, std::string_view subject, std::span<const Access> accesses) {
+    if (on()) put({.kind = RecordKind::kHostAccess, .name = name}, {.subject = subject}, accesses);
   }
   void event_record(uint32_t actor, uint64_t event) {
-    if (on()) put({.kind = RecordKind::kEventRecord, .actor = actor, .event = event}, {});
+    if (on()) put({.kind = RecordKind::kEventRecord, .actor = actor, .number = event});
   }
   // Actor 0: the host waits.
   void event_wait(uint32_t actor, uint64_t event) {
-    if (on()) put({.kind = RecordKind::kEventWait, .actor = actor, .event = event}, {});
+    if (on()) put({.kind = RecordKind::kEventWait, .actor = actor, .number = event});
   }
   void word_write(std::span<const WordEdge> words, std::string_view subject = {}) {
-    if (on()) put({.kind = RecordKind::kWordWrite, .subject = subject, .words = words}, {});
+    if (on()) put({.kind = RecordKind::kWordWrite}, {.subject = subject}, {}, words);
   }
   // Operation 0: the host itself has waited. Else in front of that operation of the actor.
   void word_wait(uint32_t actor, uint64_t operation, std::span<const WordEdge> words, std::string_view subject = {}) {
     if (on())
-      put({.kind = RecordKind::kWordWait, .actor = actor, .operation = operation, .subject = subject, .words = words},
-          {});
+      put({.kind = RecordKind::kWordWait, .actor = actor, .number = operation}, {.subject = subject}, {}, words);
   }
   // Before the waits of that operation.
-  void operation_access(uint32_t actor, uint64_t operation, std::string_view name, std::string_view subject,
+  void operation_access(uint32_t actor, uint64_t operation, const char* name, std::string_view subject,
                         std::span<const Access> accesses) {
     if (on() && !accesses.empty())
-      put({.kind = RecordKind::kOperationAccess,
-           .actor = actor,
-           .operation = operation,
-           .name = name,
-           .subject = subject},
-          accesses);
+      put({.kind = RecordKind::kOperationAccess, .actor = actor, .number = operation, .name = name},
+          {.subject = subject}, accesses);
   }
   void collective(std::string_view group, uint32_t ranks, uint64_t number, std::string_view what) {
     if (on())
-      put({.kind = RecordKind::kCollective, .number = number, .ranks = ranks, .name = what, .subject = group}, {});
+      put({.kind = RecordKind::kCollective, .count = ranks, .number = number}, {.name = what, .subject = group});
   }
 
  private:
+  using Entry = RecordBlock::Entry;
+  using Texts = RecordBlock::Texts;
   struct LocalRegion {
     uintptr_t begin;
     size_t bytes;
@@ -125,10 +115,13 @@ class Recorder {
     std::string label;
   };
 
-  void put(const Record& record, std::span<const Access> accesses);
-  void put_locked(const Record& record, std::span<const Access> accesses) REQUIRES(mutex_);
+  void put(const Entry& entry, const Texts& texts = {}, std::span<const Access> accesses = {},
+           std::span<const WordEdge> words = {});
+  void put_locked(Entry entry, const Texts& texts, std::span<const Access> accesses = {},
+                  std::span<const WordEdge> words = {}) REQUIRES(mutex_);
   void put_region(const LocalRegion& region) REQUIRES(mutex_);
   void drop_region_locked(uintptr_t begin) REQUIRES(mutex_);
+  void begin_block() REQUIRES(mutex_);
   void pass_on() REQUIRES(mutex_);
   RecordedAccess in_region(const Access& access) const REQUIRES(mutex_);
 
@@ -140,6 +133,7 @@ class Recorder {
   std::unique_ptr<RecordBlock> block_ GUARDED_BY(mutex_);
   std::exception_ptr failure_ GUARDED_BY(mutex_);
   uint64_t sequence_ GUARDED_BY(mutex_) = 0;
+  TickMark started_ GUARDED_BY(mutex_);
   std::vector<std::string> actors_ GUARDED_BY(mutex_);   // actor n is actors_[n - 1]
   std::vector<LocalRegion> regions_ GUARDED_BY(mutex_);  // by address
 };

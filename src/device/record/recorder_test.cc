@@ -47,48 +47,65 @@ struct Kept {
 
 TEST(RecordBlock, KeepsWhatARecordPointsTo) {
   RecordBlock block;
+  block.begin(3, 9);
+  const RecordedAccess access{.region = {.owner = 1, .number = 2}, .offset = 64, .bytes = 32};
+  const WordEdge words[] = {{.rank = 1, .word = 5, .value = 7}, {.rank = 2, .word = 5, .value = 8}};
+  RecordBlock::Space space;
   {
-    const std::string name = "gather", subject = "wte.weight";
-    const std::vector<RecordedAccess> accesses{{.region = {.owner = 1, .number = 2}, .offset = 64, .bytes = 32}};
-    const std::vector<WordEdge> words{{.rank = 1, .word = 5, .value = 7}, {.rank = 2, .word = 5, .value = 7}};
-    EXPECT_TRUE(block.append({.kind = RecordKind::kOperation,
-                              .rank = 3,
-                              .actor = 4,
-                              .sequence = 9,
-                              .operation = 8,
-                              .name = name,
-                              .subject = subject,
-                              .accesses = accesses,
-                              .words = words}));
+    const std::string subject = "wte.weight", event = "a name that is no literal";
+    ASSERT_TRUE(block.allot(space,
+                            {.kind = RecordKind::kOperation,
+                             .actor = 4,
+                             .count = 2,
+                             .accesses = 1,
+                             .words = 2,
+                             .number = 8,
+                             .name = "gather"},
+                            {.subject = subject}));
+    *space.accesses = access;
+    std::ranges::copy(words, space.words);
+    ASSERT_TRUE(block.allot(space, {.kind = RecordKind::kActor, .actor = 5}, {.name = event}));
   }
   const RecordBlock moved = std::move(block);
-  ASSERT_EQ(moved.records().size(), 1u);
-  const Record& record = moved.records()[0];
-  EXPECT_EQ(to_string(record), "rank 3, stream 4: operation 8 gather wte.weight");
-  EXPECT_THAT(record.accesses,
-              ElementsAre(RecordedAccess{.region = {.owner = 1, .number = 2}, .offset = 64, .bytes = 32}));
-  EXPECT_THAT(record.words, ElementsAre(WordEdge{1, 5, 7}, WordEdge{2, 5, 7}));
-  EXPECT_EQ(record.sequence, 9u);
+  EXPECT_EQ(moved.size(), 2u);
+  auto record = moved.records().begin();
+  EXPECT_EQ(to_string(*record), "rank 3, stream 4: operation 8 gather wte.weight");
+  EXPECT_THAT((*record).accesses, ElementsAre(access));
+  EXPECT_THAT((*record).words, ElementsAre(words[0], words[1]));
+  EXPECT_EQ((*record).waits, 2u);
+  EXPECT_EQ((*record).sequence, 9u);
+  ++record;
+  EXPECT_EQ(to_string(*record), "rank 3, stream 5: actor a name that is no literal");
+  EXPECT_EQ((*record).sequence, 10u);
+  EXPECT_EQ(++record, moved.records().end());
 }
 
-TEST(RecordBlock, IsFullWhenAnyOfItsRoomIs) {
-  const std::vector<RecordedAccess> accesses(RecordBlock::kAccesses / 2 + 1);
-  const std::vector<WordEdge> words(RecordBlock::kWords / 2 + 1);
-  const std::string text(RecordBlock::kTextBytes / 2 + 1, 'x');
-  for (const Record& record : {Record{.accesses = accesses}, Record{.words = words}, Record{.name = text}}) {
-    RecordBlock block;
-    EXPECT_TRUE(block.append(record));
-    EXPECT_FALSE(block.append(record));
-    EXPECT_EQ(block.records().size(), 1u);
-    EXPECT_TRUE(block.append({.name = "small"}));
-    block.clear();
-    EXPECT_TRUE(block.append(record));
-  }
+TEST(RecordBlock, IsFullWhenARecordDoesNotFit) {
+  const RecordBlock::Entry large{.kind = RecordKind::kHostAccess, .accesses = 100};
+  const RecordBlock::Entry small{.kind = RecordKind::kHostAccess};
+  RecordBlock block(RecordBlock::bytes_for(large, {.subject = "x"}) + RecordBlock::bytes_for(small, {}));
+  RecordBlock::Space space;
+  EXPECT_TRUE(block.allot(space, large, {.subject = "x"}));
+  EXPECT_FALSE(block.allot(space, small, {.subject = "y"}));
+  EXPECT_TRUE(block.allot(space, small, {}));
+  EXPECT_FALSE(block.allot(space, small, {}));
+  EXPECT_EQ(block.size(), 2u);
+  block.begin(0, 1);
+  EXPECT_TRUE(block.empty());
+  EXPECT_TRUE(block.records().empty());
+  EXPECT_TRUE(block.allot(space, large, {.subject = "x"}));
+}
+
+TEST(RecordBlock, TellsTicksAsTimes) {
   RecordBlock block;
-  for (size_t i = 0; i < RecordBlock::kRecords; ++i) EXPECT_TRUE(block.append({}));
-  EXPECT_FALSE(block.append({}));
-  EXPECT_FALSE(RecordBlock::fits({.name = text, .subject = text}));
-  EXPECT_FALSE(RecordBlock().append({.name = text, .subject = text}));
+  RecordBlock::Space space;
+  block.allot(space, {.kind = RecordKind::kRan, .number = 1, .begin = 1000, .end = 1500}, {});
+  block.set_scale(
+      {{.ticks = 0, .time = TimePoint(Duration(7000))}, {.ticks = 2000, .time = TimePoint(Duration(8000))}});
+  const Record ran = *block.records().begin();
+  EXPECT_EQ(ran.operation, 1u);
+  EXPECT_EQ(ran.begin, 7500);
+  EXPECT_EQ(ran.end, 7750);
 }
 
 TEST(Recorder, RecordsAStepOfARank) {
@@ -189,7 +206,7 @@ TEST(Recorder, NumbersRecordsOverManyBlocksAndThreads) {
   for (std::thread& thread : threads) thread.join();
   recorder.stop();
   EXPECT_EQ(next, kThreads * kEach + 1);
-  EXPECT_GT(blocks, kThreads * kEach / RecordBlock::kRecords);
+  EXPECT_GT(blocks, kThreads * kEach * sizeof(RecordBlock::Entry) / RecordBlock::kBytes);
 }
 
 TEST(Recorder, AccessesKnowTheirRegion) {
@@ -235,12 +252,62 @@ TEST(Recorder, ARegionTakesThePlaceOfThoseItOverlaps) {
   EXPECT_EQ(kept.records().back().accesses[0].region.number, 4u);
 }
 
+TEST(Recorder, ARecordMayBeLargerThanABlock) {
+  Recorder recorder;
+  Kept kept;
+  recorder.start(kept.sink());
+  const std::vector<Access> accesses(RecordBlock::kBytes / sizeof(RecordedAccess) + 1, read_of(&recorder, 1, 3));
+  recorder.host_access("small", "", {});
+  recorder.host_access("large", "all", accesses);
+  recorder.host_access("last", "", {});
+  recorder.stop();
+  EXPECT_THAT(kept.texts(), ElementsAre("rank 0, host: host access small", "rank 0, host: host access large all",
+                                        "rank 0, host: host access last"));
+  const Record large = kept.records()[1];
+  EXPECT_EQ(large.sequence, 2u);
+  ASSERT_EQ(large.accesses.size(), accesses.size());
+  EXPECT_EQ(large.accesses.back().version, 3u);
+}
+
+TEST(Recorder, AnOperationOfTheHostIsRecordedWithItsWaits) {
+  CpuDevice device;
+  Kept kept;
+  device.recorder().start(kept.sink());
+  const std::byte memory[2] = {};
+  TestWord first, second;
+  first.set(1);
+  second.set(1);
+  const Operation inner{.name = "inner",
+                        .after = {first.reaches(1, "inner first", {.rank = 0, .word = 3, .value = 1})}};
+  device.caller()->enqueue({.name = "outer",
+                            .subject = "w",
+                            .accesses = {read_of(memory, 1)},
+                            .after = {first.reaches(1, "first", {.rank = 0, .word = 1, .value = 1}),
+                                      second.reaches(1, "second", {.rank = 0, .word = 2, .value = 1})},
+                            // Another stream: an operation must not touch its own.
+                            .body = [&] {
+                              const auto other = device.make_stream({.name = "other", .runs_inline = true});
+                              other->enqueue(inner);
+                            }});
+  device.caller()->enqueue({.name = "fails", .body = [] { throw Error(ErrorCode::kDataLoss, "lost"); }});
+  static_cast<void>(device.caller()->take_error());
+  device.caller()->enqueue({.name = "never", .after = {first.reaches(1, "third"), std::make_shared<LostCondition>()}});
+  device.recorder().stop();
+  EXPECT_THAT(kept.texts(), ElementsAre("rank 0, host: word wait inner first", "rank 0, host: operation inner",
+                                        "rank 0, host: word wait first", "rank 0, host: word wait second",
+                                        "rank 0, host: operation outer w", "rank 0, host: operation fails",
+                                        "rank 0, host: word wait third"));
+  EXPECT_THAT(kept.records()[3].words, ElementsAre(WordEdge{.rank = 0, .word = 2, .value = 1}));
+  EXPECT_EQ(kept.times().size(), 2u);  // of those that ended
+}
+
 TEST(Recorder, StopTellsWhyTheSinkFailed) {
   Recorder recorder;
   recorder.start([](std::unique_ptr<RecordBlock>) -> std::unique_ptr<RecordBlock> {
     throw Error(ErrorCode::kResourceExhausted, "the disk is full");
   });
-  for (size_t i = 0; i <= RecordBlock::kRecords; ++i) recorder.host_access("x", "", {});
+  constexpr size_t kMost = RecordBlock::kBytes / sizeof(RecordBlock::Entry);
+  for (size_t i = 0; i <= kMost; ++i) recorder.host_access("x", "", {});
   EXPECT_FALSE(recorder.on());
   EXPECT_EQ(error_of([&] { recorder.stop(); }), "resource-exhausted: the disk is full");
   Kept kept;

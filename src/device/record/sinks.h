@@ -8,7 +8,7 @@
 namespace tessera::device {
 
 // Into a log in memory, or onto the disk, where each block is written at once, so that the death of the process loses
-// fewer than RecordBlock::kRecords records. The log outlives the recording.
+// no more than RecordBlock::kBytes of records. The log outlives the recording.
 RecordSink sink_to(RankLog& log);
 RecordSink sink_to(LogFile& file);
 
