@@ -20,10 +20,6 @@ PrefetchOptions prefetch_options(const RuntimeOptions& options) {
           .cap_bytes = options.cap_bytes};
 }
 
-uint64_t version_of(const Parameter& p) {
-  return (p.first_expert == nullptr ? p : *p.first_expert).publication.version;
-}
-
 }  // namespace
 
 Consumptions::Consumptions(RuntimeContext& context, std::shared_ptr<GatherMemory> memory)
@@ -84,19 +80,7 @@ uint32_t Consumptions::unit_of(std::span<Parameter* const> weights) const {
        tessera::quoted(first.name()), weights.size() - 1);
 }
 
-Stamp Consumptions::stamp_of(const Parameter& p, Plane plane) const {
-  return {.weight = p.weight.id,
-          .version = version_of(p),
-          .plane = plane,
-          .dtype = p.weight.compute,
-          .stack = p.first_expert != nullptr};
-}
-
-uint32_t Consumptions::take_buffer(const Parameter& p, Plane plane, device::Stream& stream, StateStep step,
-                                   std::optional<uint32_t> reserved) {
-  const Stamp stamp = stamp_of(p, plane);
-  const GatherMemory::Taken taken =
-      reserved ? memory_->take_reserved(*reserved, p, plane, stamp, step) : memory_->take(p, plane, stamp, step);
+void Consumptions::prepare(const Parameter& p, Plane plane, const GatherMemory::Taken& taken, device::Stream& stream) {
   if (addresses_.size() <= taken.slot) addresses_.resize(taken.slot + 1);
   addresses_[taken.slot] = taken.data;
   stream.wait(taken.last_reader);
@@ -106,7 +90,6 @@ uint32_t Consumptions::take_buffer(const Parameter& p, Plane plane, device::Stre
                     .accesses = {device::write_of(taken.padding.data(), taken.padding.size())},
                     .body = [padding = taken.padding] { std::ranges::fill(padding, std::byte{0}); }});
   context_.counters.bytes_gathered += p.wire_bytes[static_cast<size_t>(plane)];
-  return taken.slot;
 }
 
 collective::GatherPart Consumptions::part_of(const Parameter& p, Plane plane, std::byte* to) const {
@@ -121,26 +104,28 @@ collective::GatherPart Consumptions::part_of(const Parameter& p, Plane plane, st
 
 void Consumptions::gather(Unit& unit, Plane plane, device::Stream& stream, StateStep step,
                           std::vector<uint32_t>& slots) {
-  if (slots.empty()) {
-    memory_->make_room(unit.buffers, plane);
-    for (const Parameter* p : unit.buffers) slots.push_back(take_buffer(*p, plane, stream, step, std::nullopt));
-  } else {
-    for (size_t i = 0; i < slots.size(); ++i) take_buffer(*unit.buffers[i], plane, stream, step, slots[i]);
+  if (slots.empty()) memory_->make_room(unit.buffers, plane);
+  taken_.clear();
+  memory_->take(unit.buffers, plane, step, slots, taken_);
+  const bool reserved = !slots.empty();
+  for (size_t i = 0; i < taken_.size(); ++i) {
+    prepare(*unit.buffers[i], plane, taken_[i], stream);
+    if (!reserved) slots.push_back(taken_[i].slot);
   }
   if (unit.weights.size() > 1) {
     std::vector<collective::GatherPart> parts;
     parts.reserve(unit.weights.size());
-    std::byte* next = addresses_[slots.front()];  // of a stack
+    std::byte* next = taken_.front().data;  // of a stack
     for (size_t i = 0; i < unit.weights.size(); ++i) {
       const ShardedWeight& w = unit.weights[i]->weight;
       const bool stacked = unit.buffers.size() < unit.weights.size();
-      parts.push_back(part_of(*unit.weights[i], plane, stacked ? next : addresses_[slots[i]]));
+      parts.push_back(part_of(*unit.weights[i], plane, stacked ? next : taken_[i].data));
       next += bytes_of(w.compute, w.spec.rows * w.columns());
     }
-    collective::gather(context_.group, stream, parts);
+    collective::gather(context_.group, stream, std::move(parts));
     return;
   }
-  for (const auto& operation : ready_gather(unit, plane, addresses_[slots.front()])) stream.enqueue(operation);
+  for (const auto& operation : ready_gather(unit, plane, taken_.front().data)) stream.enqueue(operation);
 }
 
 const Consumptions::Operations& Consumptions::ready_gather(Unit& unit, Plane plane, std::byte* to) {
@@ -316,7 +301,7 @@ void Consumptions::take_prefetched(const Unit& unit, uint64_t id, InFlight& gath
     static_cast<void>(context_.streams.gather(unit.chain).take_error());  // it is being told
     throw;
   }
-  for (const uint32_t slot : gathered.slots) memory_->arrive(slot);
+  memory_->arrive(gathered.slots);
 }
 
 void Consumptions::await_gather(const Unit& unit, const device::Event& arrives, TimePoint issued, Exposure& exposure) {
@@ -370,7 +355,8 @@ void Consumptions::acquire(std::span<Parameter* const> weights, Phase phase, con
     exposure.cause = cause_of(before);
     exposure.needed_cap = predictor_.live_bytes();
   }
-  if (gathered.slots.empty()) {
+  const bool on_demand = gathered.slots.empty();
+  if (on_demand) {
     ++context_.counters.on_demand;
     gathered.slots = idle_list();
     gather_now(unit, plane, gathered.slots);
@@ -381,9 +367,8 @@ void Consumptions::acquire(std::span<Parameter* const> weights, Phase phase, con
     const Parameter& p = *unit.buffers[i];
     const uint32_t slot = gathered.slots[i];
     out[i] = full_weight(p, slot, addresses_[slot]);
-    memory_->check_stamp(slot, stamp_of(p, plane), p.name());
-    memory_->note_use(slot);
   }
+  memory_->use(gathered.slots, unit.buffers, plane, !on_demand);
   keep_list(std::move(gathered.slots));
   issue(decision.issue);
 }

@@ -103,10 +103,8 @@ class Consumptions {
   Consumption first_use(const Parameter& parameter) const;
   std::optional<WeightId> weight_of(const std::optional<Consumption>& use) const;
   uint32_t unit_of(std::span<Parameter* const> weights) const;
-  Stamp stamp_of(const Parameter& p, Plane plane) const;
-  // Returns its slot: the reserved one, if there is one.
-  uint32_t take_buffer(const Parameter& p, Plane plane, device::Stream& stream, StateStep step,
-                       std::optional<uint32_t> reserved);
+  // Before a gather writes there.
+  void prepare(const Parameter& p, Plane plane, const GatherMemory::Taken& taken, device::Stream& stream);
   collective::GatherPart part_of(const Parameter& p, Plane plane, std::byte* to) const;
   const Operations& ready_gather(Unit& unit, Plane plane, std::byte* to);
   // Takes buffers and enqueues the unit's gather. `slots`: empty, or the reserved ones.
@@ -150,6 +148,7 @@ class Consumptions {
   std::vector<InFlight> in_flight_;
   std::vector<std::vector<uint32_t>> idle_lists_;  // of slots; kept so that a steady state allocates nothing
   std::vector<std::byte*> addresses_;              // of slots
+  std::vector<GatherMemory::Taken> taken_;         // by gather(); likewise
   int64_t refused_ = 0;
   ExposureLog exposures_;
 };

@@ -32,6 +32,14 @@ BufferKey buffer_key(const Parameter& p, Plane used) {
   return key;
 }
 
+Stamp stamp_of(const Parameter& p, Plane used) {
+  return {.weight = p.weight.id,
+          .version = version_of(p),
+          .plane = used,
+          .dtype = p.weight.compute,
+          .stack = p.first_expert != nullptr};
+}
+
 GatherMemory::GatherMemory(std::shared_ptr<const void> keeper, device::Device& device,
                            std::shared_ptr<device::Stream> compute, const Options& options)
     : keeper_(std::move(keeper)),
@@ -39,20 +47,20 @@ GatherMemory::GatherMemory(std::shared_ptr<const void> keeper, device::Device& d
       options_(options),
       compute_(std::move(compute)),
       // The cache calls these under mutex_, which the analysis does not see.
-      cache_({.allocate =
-                  [this](int64_t bytes) NO_THREAD_SAFETY_ANALYSIS {
-                    device::Buffer buffer =
-                        device_.allocate(device::BufferKind::kPrivate, static_cast<size_t>(bytes), "gathered weights");
-                    std::byte* const data = buffer.data();
-                    buffers_.emplace(data, Memory{.buffer = std::move(buffer), .written = bytes});
-                    return data;
-                  },
-              .free =
-                  [this](std::byte* memory, int64_t, const LastReader& last) NO_THREAD_SAFETY_ANALYSIS {
-                    freed_.push_back(
-                        {.buffer = std::move(buffers_.extract(memory).mapped().buffer), .pooled = {}, .last = last});
-                  }},
-             options.cap_bytes) {}
+      cache_(
+          {.allocate =
+               [this](int64_t bytes) NO_THREAD_SAFETY_ANALYSIS {
+                 device::Buffer buffer =
+                     device_.allocate(device::BufferKind::kPrivate, static_cast<size_t>(bytes), "gathered weights");
+                 std::byte* const data = buffer.data();
+                 buffers_.emplace(data, std::move(buffer));
+                 return data;
+               },
+           .free =
+               [this](std::byte* memory, int64_t, const LastReader& last) NO_THREAD_SAFETY_ANALYSIS {
+                 freed_.push_back({.buffer = std::move(buffers_.extract(memory).mapped()), .pooled = {}, .last = last});
+               }},
+          options.cap_bytes) {}
 
 GatherMemory::~GatherMemory() {
   {
@@ -127,27 +135,26 @@ std::vector<BufferTicket>& GatherMemory::idle_tickets(const Parameter& p, Plane 
   return idle;
 }
 
-GatherMemory::Taken GatherMemory::take(const Parameter& p, Plane used, const Stamp& stamp, StateStep step) {
+void GatherMemory::take(std::span<Parameter* const> weights, Plane used, StateStep step,
+                        std::span<const uint32_t> reserved, std::vector<Taken>& taken) {
   const MutexLock lock(mutex_);
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  std::vector<BufferTicket>& tickets = idle_tickets(p, used);
-  std::vector<uint32_t>& slots = idle_slots();
-  slots_[slots.back()] = {.ticket = tickets.back()};
-  const Taken taken = lend(slots.back(), p, used, stamp, step);
-  tickets.pop_back();
-  slots.pop_back();
-  return taken;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const Parameter& p = *weights[i];
+    if (!reserved.empty()) {
+      taken.push_back(lend(reserved[i], p, used, step));
+      continue;
+    }
+    std::vector<BufferTicket>& tickets = idle_tickets(p, used);
+    std::vector<uint32_t>& slots = idle_slots();
+    slots_[slots.back()] = {.ticket = tickets.back()};
+    taken.push_back(lend(slots.back(), p, used, step));
+    tickets.pop_back();
+    slots.pop_back();
+  }
 }
 
-GatherMemory::Taken GatherMemory::take_reserved(uint32_t index, const Parameter& p, Plane used, const Stamp& stamp,
-                                                StateStep step) {
-  const MutexLock lock(mutex_);
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  return lend(index, p, used, stamp, step);
-}
-
-GatherMemory::Taken GatherMemory::lend(uint32_t index, const Parameter& p, Plane used, const Stamp& stamp,
-                                       StateStep step) {
+GatherMemory::Taken GatherMemory::lend(uint32_t index, const Parameter& p, Plane used, StateStep step) {
   Slot& slot = slots_[index];
   LentBuffer lent = cache_.get(slot.ticket);
   if (mutated(Mutation::kNeighboursShareBuffer) && slots_.size() > 1)
@@ -155,13 +162,12 @@ GatherMemory::Taken GatherMemory::lend(uint32_t index, const Parameter& p, Plane
       if (other.state.state() != WeightState::kNone && other.bytes == lent.bytes) lent.memory = other.data;
   slot.data = lent.memory;
   slot.bytes = lent.bytes;
-  slot.stamp = stamp;
-  slot.stamp.plane = used;
+  slot.stamp = stamp_of(p, used);
   slot.weight = p.name();
   slot.state.apply(step, slot.weight, "acquire");
   const int64_t used_bytes = bytes_of(p.weight.compute, p.weight.spec.rows * p.weight.columns());
   Taken taken{.slot = index, .data = lent.memory, .last_reader = {}, .padding = {}};
-  int64_t& written = buffers_.at(lent.memory).written;
+  int64_t& written = cache_.written(slot.ticket);
   if (written > used_bytes) taken.padding = {lent.memory + used_bytes, static_cast<size_t>(written - used_bytes)};
   written = used_bytes;
   if (lent.wait_for != nullptr && !mutated(Mutation::kNoWriteAfterRead)) {
@@ -172,9 +178,9 @@ GatherMemory::Taken GatherMemory::lend(uint32_t index, const Parameter& p, Plane
   return taken;
 }
 
-void GatherMemory::arrive(uint32_t index) {
+void GatherMemory::arrive(std::span<const uint32_t> slots) {
   const MutexLock lock(mutex_);
-  slots_[index].state.apply(StateStep::kArrive, slots_[index].weight, "acquire");
+  for (const uint32_t index : slots) slots_[index].state.apply(StateStep::kArrive, slots_[index].weight, "acquire");
 }
 
 WeightState GatherMemory::state_of(WeightId weight) const {
@@ -189,13 +195,21 @@ WeightState GatherMemory::state(uint32_t index) const {
   return slots_[index].state.state();
 }
 
-void GatherMemory::check_stamp(uint32_t index, const Stamp& wanted, std::string_view weight) const {
+void GatherMemory::use(std::span<const uint32_t> slots, std::span<Parameter* const> weights, Plane used, bool noted) {
   const MutexLock lock(mutex_);
-  const Stamp& held = slots_[index].stamp;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const Slot& slot = slots_[slots[i]];
+    check_stamp(slot, stamp_of(*weights[i], used));
+    if (noted) note_read("acquire", slot);
+  }
+}
+
+void GatherMemory::check_stamp(const Slot& slot, const Stamp& wanted) const {
+  const Stamp& held = slot.stamp;
   if (held == wanted || mutated(Mutation::kStampNotCompared)) return;
   fail_internal("{}: version {} of the {} plane as {} is wanted, and the buffer holds version {} of weight {}, {}, {}",
-                tessera::quoted(weight), wanted.version, to_string(wanted.plane), to_string(wanted.dtype), held.version,
-                held.weight, to_string(held.plane), to_string(held.dtype));
+                tessera::quoted(slot.weight), wanted.version, to_string(wanted.plane), to_string(wanted.dtype),
+                held.version, held.weight, to_string(held.plane), to_string(held.dtype));
 }
 
 void GatherMemory::give(uint32_t index, LastReader last) {
@@ -209,13 +223,8 @@ void GatherMemory::give(uint32_t index, LastReader last) {
 void GatherMemory::note_read(const char* name, const Slot& slot) {
   if (!device_.recorder().on() || compute_ == nullptr || !compute_->runs_inline()) return;
   const device::Access read =
-      device::read_of(slot.data, static_cast<size_t>(buffers_.at(slot.data).written), slot.stamp.version);
+      device::read_of(slot.data, static_cast<size_t>(cache_.written(slot.ticket)), slot.stamp.version);
   device_.recorder().host_access(name, slot.weight, {&read, 1});
-}
-
-void GatherMemory::note_use(uint32_t index) {
-  const MutexLock lock(mutex_);
-  note_read("acquire", slots_[index]);
 }
 
 void GatherMemory::release(uint32_t index) noexcept {
@@ -252,7 +261,7 @@ void GatherMemory::give_back(uint32_t index) {
     last = std::make_shared<device::Event>(captured_release_ ? before_capture_ : compute_->record());
   } else if (options_.poison) {
     std::memset(slot.data, 0xff, static_cast<size_t>(slot.bytes));
-    buffers_.at(slot.data).written = slot.bytes;
+    cache_.written(slot.ticket) = slot.bytes;
   }
   give(index, std::move(last));
 }
@@ -337,16 +346,13 @@ void GatherMemory::reallocate(BufferMemory pool) {
   {
     const MutexLock lock(mutex_);
     cache_.reallocate({.allocate =
-                           [this, serial](int64_t bytes) NO_THREAD_SAFETY_ANALYSIS {
+                           [serial](int64_t bytes) {
                              const MutexLock call(serial->mutex);
-                             std::byte* const data = serial->pool.allocate(bytes);
-                             buffers_.emplace(data, Memory{.buffer = {}, .written = bytes});
-                             return data;
+                             return serial->pool.allocate(bytes);
                            },
                        .free =
                            [this, serial](std::byte* memory, int64_t bytes, const LastReader& last)
                                NO_THREAD_SAFETY_ANALYSIS {
-                                 buffers_.erase(memory);
                                  const auto free = [serial, bytes](std::byte* data) {
                                    const MutexLock call(serial->mutex);
                                    serial->pool.free(data, bytes, nullptr);

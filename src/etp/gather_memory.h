@@ -34,6 +34,9 @@ struct Stamp {
   bool operator==(const Stamp&) const = default;
 };
 
+// Of the weight's present version.
+Stamp stamp_of(const Parameter& parameter, Plane used);
+
 // Of the buffers of a weight that is gathered for a use of that plane.
 BufferKey buffer_key(const Parameter& parameter, Plane used);
 
@@ -64,20 +67,20 @@ class GatherMemory {
     device::Event last_reader;     // the gather runs after it
     std::span<std::byte> padding;  // behind the weight's rows: to be zeroed, likewise; empty if it is zero
   };
-  // Throws what a release() could not. `step`: it will be gathered in the background (kStart) or is at once (kRunNow).
-  Taken take(const Parameter& parameter, Plane used, const Stamp& stamp, StateStep step);
-  // Likewise for a gather of a replay, with the slot that is reserved for it.
-  Taken take_reserved(uint32_t slot, const Parameter& parameter, Plane used, const Stamp& stamp, StateStep step);
+  // Adds one for each weight, with a stamp of its present version. `reserved`: empty, or the slots of a replay. `step`:
+  // they will be gathered in the background (kStart) or are at once (kRunNow). Throws what a release() could not.
+  void take(std::span<Parameter* const> weights, Plane used, StateStep step, std::span<const uint32_t> reserved,
+            std::vector<Taken>& taken);
 
-  // Its gather in the background has been waited for.
-  void arrive(uint32_t slot);
+  // Their gather in the background has been waited for.
+  void arrive(std::span<const uint32_t> slots);
   WeightState state(uint32_t slot) const;
   // Of a buffer that is taken for the weight; kNone: there is none.
   WeightState state_of(WeightId weight) const;
-  // Throws Error(kInternal), which names `weight`, unless the buffer holds what is wanted.
-  void check_stamp(uint32_t slot, const Stamp& wanted, std::string_view weight) const;
-  // For the recorder: what was acquired is read from now on, by the host if that computes inline.
-  void note_use(uint32_t slot);
+  // The buffers are used from now on. Throws Error(kInternal), which names the weight, unless each holds its weight's
+  // present version. `noted`: a recorder is told that the host reads them, if that computes inline; not needed where
+  // the host has just written them.
+  void use(std::span<const uint32_t> slots, std::span<Parameter* const> weights, Plane used, bool noted);
   // Of what was acquired. Whoever writes to the buffer next waits for what computes on it now.
   void release(uint32_t slot) noexcept;
   // Of a gather that nobody will use.
@@ -123,10 +126,6 @@ class GatherMemory {
     bool reserved = false;
     bool forgotten = false;  // but the program has it
   };
-  struct Memory {
-    device::Buffer buffer;
-    int64_t written = 0;  // bytes that may not be zero: all from here on are
-  };
   // A buffer that the cache has freed, and what may still read it.
   struct Freed {
     device::Buffer buffer;
@@ -136,8 +135,8 @@ class GatherMemory {
   // Waits without the lock.
   void let_go();
   void let_go_quietly() noexcept;
-  Taken lend(uint32_t slot, const Parameter& parameter, Plane used, const Stamp& stamp, StateStep step)
-      REQUIRES(mutex_);
+  Taken lend(uint32_t slot, const Parameter& parameter, Plane used, StateStep step) REQUIRES(mutex_);
+  void check_stamp(const Slot& slot, const Stamp& wanted) const REQUIRES(mutex_);
   // Never empty; who takes the last one pops it.
   std::vector<uint32_t>& idle_slots() REQUIRES(mutex_);
   // Of each weight or stack, by plane, the tickets that hold nothing: a steady state reserves none.
@@ -152,8 +151,8 @@ class GatherMemory {
   device::Device& device_;
   const Options options_;
   mutable Mutex mutex_;
-  std::shared_ptr<device::Stream> compute_ GUARDED_BY(mutex_);  // null once closed
-  std::unordered_map<std::byte*, Memory> buffers_ GUARDED_BY(mutex_);
+  std::shared_ptr<device::Stream> compute_ GUARDED_BY(mutex_);                 // null once closed
+  std::unordered_map<std::byte*, device::Buffer> buffers_ GUARDED_BY(mutex_);  // but those of a capture pool
   std::vector<Freed> freed_ GUARDED_BY(mutex_);
   BufferCache cache_ GUARDED_BY(mutex_);
   std::vector<Slot> slots_ GUARDED_BY(mutex_);

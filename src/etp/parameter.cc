@@ -259,6 +259,10 @@ std::unique_ptr<Parameter> whole_of(std::span<Parameter* const> stack) {
   return whole;
 }
 
+uint64_t version_of(const Parameter& p) {
+  return (p.first_expert == nullptr ? p : *p.first_expert).publication.version;
+}
+
 void* gradient_rows(Parameter& p, device::Device& device) {
   if (p.gradient.data != nullptr || p.weight.rows.empty()) return p.gradient.data;
   p.gradient.dtype = p.weight.accumulated;

@@ -103,6 +103,8 @@ std::unique_ptr<Parameter> make_parameter(ShardedWeight weight, device::Device& 
 std::vector<std::unique_ptr<Parameter>> make_stack(std::vector<ShardedWeight> weights, device::Device& device);
 // What stands for all of them. They must outlive it.
 std::unique_ptr<Parameter> whole_of(std::span<Parameter* const> stack);
+// That is published; of the whole of a stack, its first expert's.
+uint64_t version_of(const Parameter& p);
 
 // Where the runtime adds the weight's gradient; made, zeroed, at the first call.
 void* gradient_rows(Parameter& parameter, device::Device& device);

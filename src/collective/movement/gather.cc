@@ -1,6 +1,7 @@
 #include "collective/movement/gather.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/fail.h"
 #include "codec/simd/cast.h"
@@ -156,7 +157,7 @@ void check_published(const PublishedWeight& published, int ranks, std::string_vi
 
 namespace {
 
-std::vector<std::shared_ptr<const device::Operation>> operations_of(Group& group, std::span<const GatherPart> parts,
+std::vector<std::shared_ptr<const device::Operation>> operations_of(Group& group, std::vector<GatherPart> parts,
                                                                     bool noted) {
   std::vector<std::shared_ptr<const device::Operation>> operations;
   if (parts.empty()) return operations;
@@ -166,7 +167,7 @@ std::vector<std::shared_ptr<const device::Operation>> operations_of(Group& group
     bytes += bytes_of(part.to.dtype, part.to.rows * part.to.columns);
   }
   const bool past_caches = goes_past_caches(bytes);
-  const auto shared = std::make_shared<const std::vector<GatherPart>>(parts.begin(), parts.end());
+  const auto shared = std::make_shared<const std::vector<GatherPart>>(std::move(parts));
   for (int turn = 0; turn < group.size(); ++turn)
     if (auto operation = operation_of(group, (group.rank() + turn) % group.size(), shared, noted, past_caches))
       operations.push_back(std::move(operation));
@@ -177,11 +178,15 @@ std::vector<std::shared_ptr<const device::Operation>> operations_of(Group& group
 
 std::vector<std::shared_ptr<const device::Operation>> gather_operations(Group& group,
                                                                         std::span<const GatherPart> parts) {
-  return operations_of(group, parts, true);
+  return operations_of(group, {parts.begin(), parts.end()}, true);
 }
 
 void gather(Group& group, device::Stream& stream, std::span<const GatherPart> parts) {
-  for (auto& operation : operations_of(group, parts, group.device().recorder().on()))
+  gather(group, stream, std::vector(parts.begin(), parts.end()));
+}
+
+void gather(Group& group, device::Stream& stream, std::vector<GatherPart>&& parts) {
+  for (auto& operation : operations_of(group, std::move(parts), group.device().recorder().on()))
     stream.enqueue(std::move(operation));
 }
 

@@ -52,6 +52,7 @@ struct GatherPart {
 // recorded afterwards tells. Errors of the operations, which poison the stream: a newer version than wanted is
 // published (kMismatch), the group failed. Plain rows are cast where the dtypes differ.
 void gather(Group& group, device::Stream& stream, std::span<const GatherPart> parts);
+void gather(Group& group, device::Stream& stream, std::vector<GatherPart>&& parts);
 
 // The same operations, to be enqueued many times, each time in this order.
 std::vector<std::shared_ptr<const device::Operation>> gather_operations(Group& group,

@@ -243,7 +243,7 @@ TEST_P(Gathers, TakeListsAsOneOperation) {
     stream->synchronize(group.deadline());
     size_t i = 0;
     for (Gathered& each : gathered) each.expect(weights[i++]->expected());
-    gather(group, *stream, {});
+    gather(group, *stream, std::span<const GatherPart>());
   });
 }
 

@@ -128,7 +128,7 @@ void Consumptions::replay_use(CapturedPart& part, size_t index) {
                       .micro_batch = use.micro_batch + part.micro_batch};
     if (part.next_gather > index) {
       await_gather(unit, use.arrives, use.issued, exposure);
-      for (const uint32_t slot : use.slots) memory_->arrive(slot);
+      memory_->arrive(use.slots);
     } else {
       ++context_.counters.on_demand;
       exposure.began = Clock::steady().now();
@@ -138,10 +138,7 @@ void Consumptions::replay_use(CapturedPart& part, size_t index) {
       gather_now(unit, use.plane, use.slots);
     }
     note_exposure(exposure, use.unit, use.plane);
-    for (size_t i = 0; i < use.slots.size(); ++i) {
-      memory_->check_stamp(use.slots[i], stamp_of(*unit.buffers[i], use.plane), unit.buffers[i]->name());
-      memory_->note_use(use.slots[i]);
-    }
+    memory_->use(use.slots, unit.buffers, use.plane, part.next_gather > index);
   }
   part.acquired = index + 1;
   part.next_gather = std::max(part.next_gather, part.acquired);

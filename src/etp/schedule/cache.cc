@@ -104,6 +104,10 @@ void BufferCache::release(BufferTicket number, LastReader last) {
   if (buffer.cleared) free_buffer(pool, ticket.buffer);
 }
 
+int64_t& BufferCache::written(BufferTicket ticket) {
+  return buffers_[find(ticket).buffer].written;
+}
+
 bool BufferCache::holds(BufferTicket ticket) const {
   return holds(find(ticket), ticket.number);
 }
@@ -271,7 +275,7 @@ uint32_t BufferCache::choose(Pool& pool, const Ticket& ticket, bool for_capture)
 
 uint32_t BufferCache::allocate(Pool& pool) {
   const bool capture = pool.key.chain == Chain::kGraphed && capture_.allocate != nullptr;
-  Buffer buffer{.in_capture_pool = capture};
+  Buffer buffer{.written = pool.bytes, .in_capture_pool = capture};
   pool.all.reserve(pool.all.size() + 1);
   pool.free.reserve(pool.all.capacity());
   if (vacant_.empty()) {

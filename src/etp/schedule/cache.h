@@ -105,6 +105,8 @@ class BufferCache {
   // Others may get the buffer, and wait for `last`. Throws Error(kInvalidArgument) if the ticket holds none.
   void release(BufferTicket ticket, LastReader last);
   bool holds(BufferTicket ticket) const;
+  // The user's note of how many of the first bytes of the ticket's buffer are not zero: all of a new one.
+  int64_t& written(BufferTicket ticket);
 
   // As get(), and from now until uncapture() the ticket is lent this buffer only, and it is kept for captured tickets.
   // One that other captured tickets have is preferred. get() of a captured ticket whose buffer another one holds throws
@@ -132,6 +134,7 @@ class BufferCache {
   struct Buffer {
     std::byte* memory = nullptr;
     LastReader last{};
+    int64_t written = 0;
     uint64_t holder = 0;  // a ticket's number
     uint64_t released = 0;
     bool used = false;     // since end_step()

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <set>
@@ -172,8 +173,12 @@ Catchers by_a_wrong_buffer(const Mistake& mistake) {
   const auto device = device::make_device(DeviceKind::kHost);
   GatherMemory memory(device, *device, device->caller(), {});
   const auto weight = make_parameter(shard_weight(0, {.name = "w", .rows = 20, .columns = 4}, 0, 2, {}), *device);
-  const uint32_t slot = memory.take(*weight, Plane::kRow, {.version = 3}, StateStep::kRunNow).slot;
-  const auto ask = [&] { return error_of([&] { memory.check_stamp(slot, {.version = 4}, "w"); }); };
+  const std::array<Parameter*, 1> list{weight.get()};
+  std::vector<GatherMemory::Taken> taken;
+  weight->publication.version = 3;
+  memory.take(list, Plane::kRow, StateStep::kRunNow, {}, taken);
+  weight->publication.version = 4;
+  const auto ask = [&] { return error_of([&] { memory.use({&taken.front().slot, 1}, list, Plane::kRow, true); }); };
   EXPECT_EQ(catcher_of(ask()), kStamp);
   Catchers catchers;
   const Mutated mutated(mistake.mutation);
