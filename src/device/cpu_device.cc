@@ -12,7 +12,9 @@ CpuDevice::CpuDevice(const DeviceOptions& options)
 
 std::shared_ptr<Stream> CpuDevice::make_stream(const StreamOptions& options) {
   if (options.runs_inline) return std::make_shared<InlineStream>(options, *this);
-  return std::make_shared<ThreadStream>(options, *this);
+  const auto stream = std::make_shared<ThreadStream>(options, *this);
+  if (options.helped && options.link == nullptr) stream->be_helped();
+  return stream;
 }
 
 void CpuDevice::block_on(const Condition& condition, const Deadline& deadline) {
@@ -20,6 +22,7 @@ void CpuDevice::block_on(const Condition& condition, const Deadline& deadline) {
 }
 
 bool CpuDevice::block_on(const Event& event, const Deadline& deadline) {
+  event.help();
   return event.wait(deadline);
 }
 

@@ -19,6 +19,8 @@ class EventSource {
  public:
   virtual ~EventSource() = default;
   virtual bool done(uint64_t ticket) const = 0;
+  // A host is going to wait: it may run what nobody has begun. Never blocks on a condition.
+  virtual void help(uint64_t) const {}
   // Blocks the calling thread. False if the deadline passed. Throws what the thread's WaitHook throws.
   virtual bool wait(uint64_t ticket, const Deadline& deadline) const = 0;
   // Why what came before the event failed; of one that is done.
@@ -43,6 +45,9 @@ class Event {
   // The failure that poisoned the stream before this event. Only once done().
   Status status() const { return source_ == nullptr ? Status() : source_->status(ticket_); }
 
+  void help() const {
+    if (source_ != nullptr) source_->help(ticket_);
+  }
   // Blocks the calling thread and does not throw the failure: streams and devices wait by it. Hosts call
   // Device::wait_host(). False if the deadline passed.
   bool wait(const Deadline& deadline) const { return source_ == nullptr || source_->wait(ticket_, deadline); }

@@ -22,6 +22,9 @@ struct StreamOptions {
   std::shared_ptr<Link> link{};  // paces the stream: see link.h
   Duration timeout = std::chrono::seconds(60);  // of an operation that has none, for what it waits for
   bool runs_inline = false;                     // no thread: on the thread that enqueues
+  // Hosts that wait for an event of it run what its thread has not begun, as far as nothing has to be waited for: to
+  // wake a thread and to be woken takes longer than small operations. Not of paced streams.
+  bool helped = false;
 };
 
 // Thread-safe; who wants an order between calls of several threads must order the calls.

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <fstream>
 #include <numeric>
 #include <thread>
@@ -14,6 +15,9 @@
 
 namespace tessera::device {
 namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
 
 Operation failing(const std::string& subject = {}) {
   return {.name = "gather", .subject = subject, .body = [] { throw Error(ErrorCode::kDataLoss, "the row is torn"); }};
@@ -58,6 +62,88 @@ TEST(Stream, InlineRunsAtOnceOnTheCallersThread) {
   EXPECT_EQ(where, std::this_thread::get_id());
   EXPECT_TRUE(device.caller()->record().done());
   EXPECT_TRUE(device.caller()->runs_inline());
+}
+
+TEST(Stream, HostsThatWaitRunWhatTheThreadHasNotBegun) {
+  CpuDevice device;
+  const auto stream = device.make_stream({.name = "helped", .helped = true});
+  const std::thread::id host = std::this_thread::get_id();
+  int given = 0, ran = 0;
+  bool helped = false;
+  EXPECT_TRUE(comes_true([&] {  // now and then the thread is faster
+    for (int i = 0; i < 3; ++i)
+      stream->enqueue(call([&, number = given++] {
+        EXPECT_EQ(ran++, number);
+        helped |= std::this_thread::get_id() == host;
+      }));
+    device.wait_host(stream->record(), soon());
+    EXPECT_EQ(ran, given);
+    return helped;
+  }));
+}
+
+TEST(Stream, HelpersLeaveToTheThreadWhatHasToWait) {
+  CpuDevice device;
+  const auto stream = device.make_stream({.name = "helped", .helped = true});
+  const auto other = device.make_stream({.name = "other"});
+  TestWord gate, opened;
+  for (uint64_t turn = 1; turn <= 200; ++turn) {
+    std::vector<int> order;
+    stream->enqueue(call([&] { order.push_back(1); }));
+    stream->enqueue({.name = "gate", .after = {gate.reaches(turn, "the gate")}, .body = [&] { order.push_back(2); }});
+    other->enqueue({.name = "other", .after = {opened.reaches(turn, "opened")}});
+    stream->wait(other->record());
+    stream->enqueue(call([&] { order.push_back(3); }));
+    const Event end = stream->record();
+    end.help();
+    EXPECT_FALSE(end.done());
+    gate.set(turn);
+    opened.set(turn);
+    device.wait_host(end, soon());
+    EXPECT_THAT(order, ElementsAre(1, 2, 3));
+  }
+}
+
+TEST(Stream, ManyHostsHelpWhileOthersEnqueue) {
+  CpuDevice device;
+  auto stream = device.make_stream({.name = "helped", .helped = true});
+  std::atomic<int> ran = 0, at_once = 0;
+  std::atomic<bool> overlapped = false;
+  constexpr int kHosts = 4, kEach = 500;
+  std::vector<std::thread> hosts;
+  for (int h = 0; h < kHosts; ++h)
+    hosts.emplace_back([&] {
+      for (int i = 0; i < kEach; ++i) {
+        stream->enqueue(call([&] {
+          if (at_once++ != 0) overlapped = true;
+          ++ran;
+          --at_once;
+        }));
+        if (i % 3 == 0) device.wait_host(stream->record(), soon());
+      }
+    });
+  for (std::thread& host : hosts) host.join();
+  const Event end = stream->record();
+  stream.reset();  // its events outlive it
+  device.wait_host(end, soon());
+  EXPECT_EQ(ran, kHosts * kEach);
+  EXPECT_FALSE(overlapped);
+}
+
+TEST(Stream, AHelperMeetsAFailureAsTheThreadDoes) {
+  CpuDevice device;
+  const auto stream = device.make_stream({.name = "helped", .helped = true});
+  for (int turn = 0; turn < 100; ++turn) {
+    bool ran = false;
+    stream->enqueue(failing("w"));
+    stream->enqueue(call([&] { ran = true; }));
+    EXPECT_THAT(error_of([&] { device.wait_host(stream->record(), soon()); }), HasSubstr("gather w: the row is torn"));
+    EXPECT_FALSE(ran);
+    EXPECT_FALSE(stream->take_error().ok());
+    stream->enqueue({.name = "lost", .after = {std::make_shared<LostCondition>()}});
+    EXPECT_THAT(error_of([&] { device.wait_host(stream->record(), soon()); }), HasSubstr("rank 2 is gone"));
+    EXPECT_FALSE(stream->take_error().ok());
+  }
 }
 
 TEST(Stream, CopiesBetweenBuffers) {

@@ -1,5 +1,7 @@
 #include "device/thread_stream.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/fail.h"
@@ -82,8 +84,9 @@ void ThreadStream::take(std::vector<Item>& batch) {
     const uint32_t rung = bell_.load();
     {
       const MutexLock lock(mutex_);
-      batch.swap(queue_);
-      if (!batch.empty() || stopping_) return;
+      if (!helping_) batch.swap(queue_);
+      working_ = !batch.empty();
+      if (working_ || (stopping_ && !helping_)) return;
       asleep_ = true;
     }
     futex_wait(bell_, rung, Deadline::at(TimePoint::max()));
@@ -123,14 +126,48 @@ Status ThreadStream::take_error() {
 void ThreadStream::work() {
   std::vector<Item> batch;
   for (take(batch); !batch.empty(); take(batch)) {
-    for (Item& item : batch) {
-      run(item);
-      item.operation.reset();  // what it holds is released before anybody sees its end
-      item.event = {};
-      progress_->end(item.ticket);
-    }
+    for (Item& item : batch) run_and_end(item);
     batch.clear();
   }
+}
+
+void ThreadStream::run_and_end(Item& item) {
+  run(item);
+  item.operation.reset();  // what it holds is released before anybody sees its end
+  item.event = {};
+  progress_->end(item.ticket);
+}
+
+bool ThreadStream::could_run(const Item& item) const {
+  if (item.operation == nullptr) return item.event.done();
+  try {
+    return std::ranges::all_of(item.operation->after, [](const auto& condition) { return condition->met(); });
+  } catch (...) {  // the thread finds out why
+    return false;
+  }
+}
+
+void ThreadStream::help(uint64_t ticket) {
+  if (fork_count() != forks_) return;
+  {
+    const MutexLock lock(mutex_);
+    if (working_ || helping_ || stopping_ || queue_.empty()) return;
+    helping_ = true;
+    helped_.swap(queue_);
+  }
+  auto next = helped_.begin();
+  for (; next != helped_.end() && next->ticket <= ticket && could_run(*next); ++next) run_and_end(*next);
+  bool wakes = false;
+  {
+    const MutexLock lock(mutex_);
+    helped_.erase(helped_.begin(), next);
+    helped_.insert(helped_.end(), std::make_move_iterator(queue_.begin()), std::make_move_iterator(queue_.end()));
+    queue_.clear();
+    queue_.swap(helped_);
+    helping_ = false;
+    wakes = (!queue_.empty() || stopping_) && std::exchange(asleep_, false);
+  }
+  if (wakes) ring();
 }
 
 void ThreadStream::run(const Item& item) {

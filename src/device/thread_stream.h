@@ -12,10 +12,14 @@
 
 namespace tessera::device {
 
-class ThreadStream final : public Stream {
+class ThreadStream final : public Stream, public Helped, public std::enable_shared_from_this<ThreadStream> {
  public:
   ThreadStream(const StreamOptions& options, Device& device);
   ~ThreadStream() override;
+
+  // StreamOptions::helped, before it is given anything.
+  void be_helped() { progress_->set_helped(weak_from_this()); }
+  void help(uint64_t ticket) override;
 
   Status status() const override { return progress_->status(); }
   Status take_error() override;
@@ -41,6 +45,8 @@ class ThreadStream final : public Stream {
   void take(std::vector<Item>& batch);
   void ring();
   void work();
+  bool could_run(const Item& item) const;
+  void run_and_end(Item& item);
   void run(const Item& item);
   void await_all(const Operation& operation, uint64_t number);
   void run(const Operation& operation, const Item& item);
@@ -55,6 +61,9 @@ class ThreadStream final : public Stream {
   uint64_t given_ GUARDED_BY(mutex_) = 0;
   bool stopping_ GUARDED_BY(mutex_) = false;
   bool asleep_ GUARDED_BY(mutex_) = false;
+  bool working_ GUARDED_BY(mutex_) = false;  // the thread has taken what it was given
+  bool helping_ GUARDED_BY(mutex_) = false;  // somebody else has
+  std::vector<Item> helped_;                 // that; its memory is used again
   std::atomic<uint32_t> bell_{0};  // not a condition variable: a forked child could not destroy one that is waited for
   std::atomic<bool> dropping_{false};
   std::thread thread_;

@@ -10,7 +10,8 @@ device::Stream& SideStreams::of(Streams& streams, Chain chain, const char* what,
   std::shared_ptr<device::Stream>& stream = streams[static_cast<size_t>(chain)];
   if (stream == nullptr) {
     device::StreamOptions options{.name = chain == Chain::kGraphed ? fmt::format("{}-g", what) : std::string(what),
-                                  .timeout = group_.timeout()};
+                                  .timeout = group_.timeout(),
+                                  .helped = true};
     if (rate) options.link = std::make_shared<device::Link>(*rate);
     stream = group_.device().make_stream(options);
   }
