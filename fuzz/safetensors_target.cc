@@ -11,11 +11,11 @@ using namespace checkpoint;
 void read_header(ByteReader& in) {
   const auto data_bytes = static_cast<int64_t>(in.get<uint64_t>() >> 1);
   const SafetensorsHeader header = parse_header(as_text(in.rest()), data_bytes, "a file");
-  std::vector<TensorView> tensors;
+  std::vector<TensorInfo> tensors;
   for (const HeaderEntry& entry : header.tensors) {
     TESSERA_CHECK_EQ(entry.end - entry.begin, bytes_of(entry.info.dtype, element_count(entry.info.shape)));
     TESSERA_CHECK_LE(entry.end, data_bytes);
-    tensors.push_back({entry.info.name, entry.info.dtype, entry.info.shape});
+    tensors.push_back(entry.info);
   }
   const SafetensorsHeader again = parse_header(format_header(tensors, header.metadata), data_bytes, "a file");
   TESSERA_CHECK(again.metadata == header.metadata);

@@ -100,7 +100,7 @@ void add_layouts(Seeds& seeds) {
 }
 
 void add_checkpoints(Seeds& seeds) {
-  const std::vector<TensorView> tensors{{"model.embed.weight", DType::kBF16, {8, 4}},
+  const std::vector<TensorInfo> tensors{{"model.embed.weight", DType::kBF16, {8, 4}},
                                         {"scale", DType::kF32, {}},
                                         {"packed", DType::kF4, {6}},
                                         {"none", DType::kI64, {0, 3}}};

@@ -80,6 +80,44 @@ struct TensorView {
 int64_t write_safetensors(const std::filesystem::path& path, std::span<const TensorView> tensors,
                           const std::map<std::string, std::string>& metadata = {});
 
+// A `.safetensors` file that several processes write at the same time, each its own slices: no process needs a tensor
+// whole. Every process gives the same tensors and metadata, from which all places follow (the order is that of
+// write_safetensors()). The file is complete once every element has been written; giving it the name that readers know
+// after that is the caller's part. Move-only; const calls are thread-safe.
+class SharedSafetensors {
+ public:
+  // For one of the processes: makes the file, which must not exist, reserves its whole size and writes the header; on
+  // an error it is removed. Throws as write_safetensors() does, and Error(kAlreadyExists).
+  static SharedSafetensors create(const std::filesystem::path& path, std::span<const TensorInfo> tensors,
+                                  const std::map<std::string, std::string>& metadata = {});
+  // For the others, once it has been made. Throws Error(kNotFound), and Error(kMismatch) if it was made for other
+  // tensors or metadata.
+  static SharedSafetensors open(const std::filesystem::path& path, std::span<const TensorInfo> tensors,
+                                const std::map<std::string, std::string>& metadata = {});
+  SharedSafetensors(SharedSafetensors&&) noexcept;
+  SharedSafetensors& operator=(SharedSafetensors&&) noexcept;
+  ~SharedSafetensors();
+
+  int64_t bytes() const;  // of the whole file
+
+  // Writes the elements of `region` (global coordinates) from `src`, packed row-major: the mirror of read_slice().
+  // Elements that are contiguous in the file are one system call. REQUIRES: src holds exactly
+  // bytes_of(dtype, region.size()) bytes. Throws as read_slice() does, and Error(kResourceExhausted).
+  void write_slice(std::string_view name, const Region& region, std::span<const std::byte> src) const;
+
+  // Waits until what this process has written is on the disk.
+  void sync() const;
+
+ private:
+  struct Impl;
+  explicit SharedSafetensors(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Which of `files` files each tensor goes to, so that they have about equal bytes: a pure function, so that processes
+// that agree on the list agree on the files. REQUIRES: files >= 1.
+std::vector<int> spread_over_files(std::span<const TensorInfo> tensors, int files);
+
 // Where two local tensors differ first.
 struct Difference {
   std::vector<Index> index;  // global

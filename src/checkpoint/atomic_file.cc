@@ -1,22 +1,19 @@
 #include "checkpoint/atomic_file.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "checkpoint/file_writes.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 constexpr mode_t kMode = 0666;  // minus the umask
-constexpr size_t kMaxWrite = 64 << 20;
 
 bool no_tmpfile_here(int error) {
   return error == EOPNOTSUPP || error == EISDIR || error == EINVAL || error == ENOSYS;
@@ -33,7 +30,7 @@ AtomicFile::AtomicFile(std::filesystem::path path, int64_t bytes)
   open_unnamed();
   if (!file_) open_named();
   try {
-    reserve();
+    reserve({file_.get(), path_.native(), bytes_});
   } catch (...) {
     if (named_) ::unlinkat(folder_.get(), hidden_name_.c_str(), 0);
     throw;
@@ -58,34 +55,17 @@ void AtomicFile::open_named() {
   named_ = true;
 }
 
-void AtomicFile::reserve() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<rlim_t>(bytes_) > limit.rlim_cur)
-    fail(ErrorCode::kResourceExhausted, "{}: {} bytes exceed the file size limit of {}: raise ulimit -f"_message,
-         path_.string(), bytes_, static_cast<uint64_t>(limit.rlim_cur));
-  if (bytes_ == 0) return;
-  int error = 0;
-  do {
-    error = ::fallocate(file_.get(), 0, 0, bytes_) == 0 ? 0 : errno;
-  } while (error == EINTR);
-  if (error != 0 && error != EOPNOTSUPP && error != ENOSYS) fail_write(error);
-}
-
 void AtomicFile::append(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::pwrite(file_.get(), bytes.data(), std::min(bytes.size(), kMaxWrite), written_);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_write(errno);
-    bytes = bytes.subspan(static_cast<size_t>(n));
-    written_ += n;
-  }
+  write_exactly({file_.get(), path_.native(), bytes_}, written_, bytes);
+  written_ += static_cast<int64_t>(bytes.size());
 }
 
 void AtomicFile::commit() {
   TESSERA_CHECK_EQ(written_, bytes_);
-  if (::fdatasync(file_.get()) != 0) fail_write(errno);
+  const Written file{file_.get(), path_.native(), bytes_};
+  sync(file);
   replace();
-  if (::fsync(folder_.get()) != 0 && errno != EINVAL) fail_write(errno);
+  if (::fsync(folder_.get()) != 0 && errno != EINVAL) fail_write(file, errno);
 }
 
 // linkat() does not replace: if the name is taken, the file gets its hidden name first, then rename() replaces.
@@ -105,16 +85,6 @@ void AtomicFile::replace() {
   if (::renameat(folder_.get(), hidden_name_.c_str(), folder_.get(), name.c_str()) != 0)
     fail_errno(fmt::format("{}: cannot replace it", path_.string()));
   named_ = false;
-}
-
-void AtomicFile::fail_write(int error) const {
-  if (error != ENOSPC && error != EDQUOT && error != EFBIG)
-    fail_errno(fmt::format("{}: cannot write {} bytes", path_.string(), bytes_), error);
-  struct statvfs disk{};
-  const bool known = ::fstatvfs(file_.get(), &disk) == 0;
-  fail(ErrorCode::kResourceExhausted, "{}: cannot write {} bytes: {}{}"_message, path_.string(), bytes_,
-       std::strerror(error),
-       known ? fmt::format(", {} bytes free", static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize) : "");
 }
 
 }  // namespace tessera::checkpoint

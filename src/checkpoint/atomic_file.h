@@ -29,9 +29,7 @@ class AtomicFile {
  private:
   void open_unnamed();
   void open_named();
-  void reserve();
   void replace();
-  [[noreturn]] void fail_write(int error) const;
 
   std::filesystem::path path_;
   std::string hidden_name_;  // in the target's folder

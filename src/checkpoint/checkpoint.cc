@@ -6,6 +6,7 @@
 
 #include "base/fail.h"
 #include "checkpoint/checkpoint_index.h"
+#include "checkpoint/region_checks.h"
 #include "checkpoint/safetensors_file.h"
 #include "checkpoint/shown.h"
 
@@ -124,23 +125,7 @@ void Checkpoint::read_slice(std::string_view name, const Region& region, std::sp
     fail(ErrorCode::kNotFound, "{}: it has no tensor {}"_message, path().string(), checkpoint::shown(name));
   const Impl::Place& place = impl_->places[found->second];
   const TensorInfo& info = place.entry->info;
-  const auto where = [&] { return fmt::format("{}: tensor {}", path().string(), checkpoint::shown(name)); };
-  const auto inside = [&] {
-    if (region.ndim() != static_cast<int>(info.shape.size())) return false;
-    for (int d = 0; d < region.ndim(); ++d) {
-      const auto intervals = region.dim(d).intervals();
-      if (!intervals.empty() &&
-          (intervals.front().begin < 0 || intervals.back().end > info.shape[static_cast<size_t>(d)]))
-        return false;
-    }
-    return true;
-  };
-  if (!inside())
-    fail(ErrorCode::kInvalidArgument, "{}: slice {} lies outside its shape {}"_message, where(), region.to_string(),
-         to_string_shape(info.shape));
-  if (region.size() * bits_of(info.dtype) % 8 != 0)
-    fail(ErrorCode::kInvalidArgument, "{}: slice {} of {} would be cut inside a byte: choose even bounds"_message,
-         where(), region.to_string(), to_string(info.dtype));
+  checkpoint::require_inside(info, region, fmt::format("{}: tensor {}", path().string(), checkpoint::shown(name)));
   TESSERA_CHECK_EQ(static_cast<int64_t>(dst.size()), bytes_of(info.dtype, region.size()));
   impl_->files[place.file].read(*place.entry, region, dst);
 }

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "base/fail.h"
+#include "checkpoint/test_contents.h"
 #include "checkpoint/test_folder.h"
 
 namespace tessera::checkpoint {
@@ -19,13 +20,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::vector<std::byte> random_bytes(int64_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<std::byte> bytes(static_cast<size_t>(count));
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-  return bytes;
-}
-
 std::vector<std::byte> read_all(const Checkpoint& checkpoint, const std::string& name) {
   const TensorInfo* info = checkpoint.find(name);
   std::vector<std::byte> bytes(static_cast<size_t>(bytes_of(info->dtype, element_count(info->shape))));
@@ -33,15 +27,6 @@ std::vector<std::byte> read_all(const Checkpoint& checkpoint, const std::string&
   return bytes;
 }
 
-template <typename Body>
-Status status_of(Body body) {
-  try {
-    body();
-    return {};
-  } catch (...) {
-    return status_of_current_exception();
-  }
-}
 Status status_of_opening(const std::filesystem::path& path) {
   return status_of([&] { Checkpoint::open(path); });
 }
@@ -102,24 +87,6 @@ TEST(Checkpoint, AFileMayHoldNoTensorAtAll) {
   const TestFolder folder;
   write_safetensors(folder / "m.safetensors", {});
   EXPECT_TRUE(Checkpoint::open(folder / "m.safetensors").tensors().empty());
-}
-
-// Element by element, from the definition: the oracle for read_slice.
-std::vector<std::byte> slice_by_element(const std::vector<std::byte>& whole, const Shape& shape, const Region& region,
-                                        size_t element_bytes) {
-  std::vector<std::byte> slice;
-  const Index total = std::accumulate(shape.begin(), shape.end(), Index{1}, std::multiplies<>());
-  for (Index element = 0; element < total; ++element) {
-    Index rest = element;
-    bool inside = true;
-    for (int d = static_cast<int>(shape.size()) - 1; d >= 0; --d) {
-      inside = inside && region.dim(d).contains(rest % shape[static_cast<size_t>(d)]);
-      rest /= shape[static_cast<size_t>(d)];
-    }
-    const auto* first = whole.data() + static_cast<size_t>(element) * element_bytes;
-    if (inside) slice.insert(slice.end(), first, first + element_bytes);
-  }
-  return slice;
 }
 
 Region random_region(const Shape& shape, std::mt19937& random) {

@@ -221,7 +221,7 @@ SafetensorsHeader parse_header(std::string_view json, int64_t data_bytes, std::s
   return header;
 }
 
-std::string format_header(const std::vector<TensorView>& tensors, const std::map<std::string, std::string>& metadata) {
+std::string format_header(std::span<const TensorInfo> tensors, const std::map<std::string, std::string>& metadata) {
   std::string json = "{";
   const auto separate = [&json] { json += json.back() == '{' ? "" : ","; };
   if (!metadata.empty()) {
@@ -233,7 +233,7 @@ std::string format_header(const std::vector<TensorView>& tensors, const std::map
     json += '}';
   }
   int64_t offset = 0;
-  for (const TensorView& tensor : tensors) {
+  for (const TensorInfo& tensor : tensors) {
     separate();
     const int64_t end = offset + bytes_of(tensor.dtype, element_count(tensor.shape));
     json += fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", json_string(tensor.name),

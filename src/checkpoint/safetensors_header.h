@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +33,6 @@ SafetensorsHeader parse_header(std::string_view json, int64_t data_bytes, std::s
 
 // The header's JSON for tensors in the order given, their bytes one after another, padded with spaces so that the data
 // begins at a multiple of 8.
-std::string format_header(const std::vector<TensorView>& tensors, const std::map<std::string, std::string>& metadata);
+std::string format_header(std::span<const TensorInfo> tensors, const std::map<std::string, std::string>& metadata);
 
 }  // namespace tessera::checkpoint

@@ -52,9 +52,9 @@ TEST(SafetensorsHeader, TakesEmptyTensorsAndOddNames) {
 
 TEST(SafetensorsHeader, KnowsEveryDtypeByItsNameInCapitals) {
   for (const DType dtype : all_dtypes()) {
-    const std::vector<TensorView> views{{"t", dtype, {2, 4}, nullptr}};
+    const std::vector<TensorInfo> tensors{{"t", dtype, {2, 4}}};
     const int64_t bytes = bytes_of(dtype, 8);
-    EXPECT_EQ(parse_header(format_header(views, {}), bytes, "m").tensors[0].info.dtype, dtype) << to_string(dtype);
+    EXPECT_EQ(parse_header(format_header(tensors, {}), bytes, "m").tensors[0].info.dtype, dtype) << to_string(dtype);
   }
   EXPECT_THAT(error_of("{" + tensor("t", "f32", "[1]", "[0,4]") + "}", 4), HasSubstr("\"f32\""));
 }
@@ -144,8 +144,8 @@ TEST(SafetensorsHeader, EveryTruncationOfAHeaderIsRefused) {
 }
 
 TEST(SafetensorsHeader, WritesWhatItReads) {
-  const std::vector<TensorView> views{{"a\"b\n", DType::kF32, {2, 0}, nullptr}, {"s", DType::kU8, {}, nullptr}};
-  const std::string json = format_header(views, {{"note", "two\nlines"}, {"version", "7"}});
+  const std::vector<TensorInfo> tensors{{"a\"b\n", DType::kF32, {2, 0}}, {"s", DType::kU8, {}}};
+  const std::string json = format_header(tensors, {{"note", "two\nlines"}, {"version", "7"}});
   EXPECT_EQ(json.size() % 8, 0u);
   const SafetensorsHeader header = parse_header(json, 1, "m");
   EXPECT_EQ(header.tensors[0].info, (TensorInfo{"a\"b\n", DType::kF32, {2, 0}}));
@@ -154,7 +154,8 @@ TEST(SafetensorsHeader, WritesWhatItReads) {
 }
 
 TEST(SafetensorsHeader, NamesThatAreNotUtf8AreRefused) {
-  EXPECT_THROW(format_header({{"a\xff", DType::kU8, {1}, nullptr}}, {}), Error);
+  const TensorInfo tensor{"a\xff", DType::kU8, {1}};
+  EXPECT_THROW(format_header({&tensor, 1}, {}), Error);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/fail.h"
+#include "checkpoint/region_runs.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -16,40 +17,6 @@ namespace {
 // gap is cheaper than a system call.
 constexpr int64_t kWindowBytes = 512 << 10;
 constexpr int64_t kMaxGap = 4 << 10;
-
-// Calls visit(first element, elements) for every maximal contiguous run of `region`, in row-major order.
-template <typename Visit>
-void for_each_run(std::span<const Index> shape, const Region& region, Visit visit) {
-  if (region.empty()) return;
-  // Dims after `cut` are owned whole; `cut` itself in intervals, each of which is a run of `interval * inner`.
-  int cut = region.ndim() - 1;
-  Index inner = 1;
-  for (; cut > 0 && region.dim(cut).size() == shape[static_cast<size_t>(cut)]; --cut)
-    inner *= shape[static_cast<size_t>(cut)];
-  if (cut < 0) return visit(Index{0}, Index{1});
-
-  Index run_begin = 0;
-  Index run_end = 0;
-  const auto add = [&](Index begin, Index end) {
-    if (begin != run_end) {
-      if (run_begin != run_end) visit(run_begin, run_end - run_begin);
-      run_begin = begin;
-    }
-    run_end = end;
-  };
-  const auto walk = [&](auto& self, int dim, Index base) -> void {  // at most kMaxDims deep
-    const Index size = shape[static_cast<size_t>(dim)];
-    for (const Interval& interval : region.dim(dim).intervals()) {
-      if (dim == cut) {
-        add((base * size + interval.begin) * inner, (base * size + interval.end) * inner);
-        continue;
-      }
-      for (Index i = interval.begin; i < interval.end; ++i) self(self, dim + 1, base * size + i);
-    }
-  };
-  walk(walk, 0, 0);
-  visit(run_begin, run_end - run_begin);
-}
 
 // Gathers runs of a file, in ascending order, into consecutive memory.
 class RunReader {
@@ -112,15 +79,9 @@ void read_exactly(int fd, int64_t offset, std::span<std::byte> dst, std::string_
 }
 
 void read_region(const FileTensor& tensor, const Region& region, std::span<std::byte> dst, std::string_view where) {
-  const int64_t bits = bits_of(tensor.dtype);
   RunReader reader(tensor.fd, dst.data(), where);
-  for_each_run(tensor.shape, region, [&](Index first, Index elements) {
-    if (bits < 8 && (first * bits % 8 != 0 || elements * bits % 8 != 0))
-      fail(ErrorCode::kInvalidArgument,
-           "{}: elements {} to {} of {} would be cut inside a byte: choose even bounds"_message, where, first,
-           first + elements, to_string(tensor.dtype));
-    reader.add(tensor.offset + first * bits / 8, elements * bits / 8);
-  });
+  for_each_byte_run(tensor.dtype, tensor.shape, region, where,
+                    [&](int64_t begin, int64_t bytes) { reader.add(tensor.offset + begin, bytes); });
   reader.flush();
 }
 
