@@ -28,6 +28,7 @@ void bind_amax(nb::module_& module);
 void bind_tensor_watch(nb::module_& module);
 void bind_bus(nb::module_& module);
 void bind_bus_values(nb::module_& module);  // before the bus
+void bind_checkpoint(nb::module_& module);
 void bind_environment(nb::module_& module);
 void bind_etp_group(nb::module_& module);
 void bind_etp_norms(nb::module_& module);  // after the group

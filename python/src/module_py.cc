@@ -19,6 +19,7 @@ NB_MODULE(_core, module) {
   tessera::python::bind_tensor_watch(module);
   tessera::python::bind_bus_values(module);
   tessera::python::bind_bus(module);
+  tessera::python::bind_checkpoint(module);
   tessera::python::bind_environment(module);
   tessera::python::bind_etp_group(module);
   tessera::python::bind_etp_norms(module);

@@ -1,6 +1,12 @@
 """The C++ core of Tessera. Use it through the package `tessera`."""
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import (
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+    Set
+)
 from typing import Annotated, Any, overload
 
 import tessera._errors
@@ -756,6 +762,55 @@ class Pair:
     def all_gather(self, batch: str, value: str, timeout: float | None = None, stop: StopSource | None = None) -> list[str]: ...
 
     def manifest(self, batch: str, timeout: float | None = None, stop: StopSource | None = None) -> list[ManifestEntry]: ...
+
+class Checkpoint:
+    """A safetensors file, or several with an index, opened for reading."""
+
+    @staticmethod
+    def open(path: str) -> Checkpoint:
+        """A file, an index, or a folder that holds exactly one of either."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def tensors(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """
+        (name, dtype, shape) of each, in the order of their bytes, file by file.
+        """
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Of the first file."""
+
+    def read_slice(self, name: str, region: Sequence[Sequence[tuple[int, int]]], address: int, room: int) -> int:
+        """
+        Reads the elements of a region to `address`, packed; returns their bytes, at most `room`.
+        """
+
+class SharedSafetensors:
+    """A safetensors file that several processes write, each its slices."""
+
+    @staticmethod
+    def create(path: str, tensors: Sequence[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str]) -> SharedSafetensors:
+        """For one process: reserves the whole size and writes the header."""
+
+    @staticmethod
+    def open(path: str, tensors: Sequence[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str]) -> SharedSafetensors:
+        """For the others: with the same tensors."""
+
+    def write_slice(self, name: str, region: Sequence[Sequence[tuple[int, int]]], address: int, bytes: int) -> None:
+        """Writes the elements of a region, which lie packed at `address`."""
+
+    def sync(self) -> None:
+        """Waits until what this process has written is on the disk."""
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole file."""
+
+def spread_over_files(tensors: Sequence[tuple[str, str, Sequence[int]]], files: int) -> list[int]:
+    """Which file each tensor goes to, so that they have about equal bytes."""
 
 def launch(rank: int | None, world: int | None, group: tuple[int, int] | None) -> tuple[int, int]:
     """

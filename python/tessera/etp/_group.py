@@ -191,21 +191,28 @@ def _over_process_group(process_group: Any, name: str, timeout: float) -> Group:
     size = torch.distributed.get_world_size(process_group)
     if rank < 0:
         raise InvalidArgumentError("process_group: this process is none of its ranks")
+    exchange = exchange_over(process_group, 1 << 20)
+    return Group(_core.ShardGroup.over(exchange, rank, size, name, timeout), name, timeout)
+
+
+def exchange_over(process_group: Any, most_bytes: int) -> Callable[[bytes], list[bytes]]:
+    """A collective that gives every rank's bytes, in rank order, as all_gather_object does of objects: nothing is
+    unpickled. Each rank gives from 1 to most_bytes."""
+    size = torch.distributed.get_world_size(process_group)
     nccl = torch.distributed.get_backend(process_group) == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
     def exchange(blob: bytes) -> list[bytes]:
-        """As all_gather_object, but of bytes: nothing is unpickled."""
         lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
         own = torch.tensor([len(blob)], dtype=torch.int64, device=device)
         torch.distributed.all_gather(lengths, own, group=process_group)
         sizes = [int(length) for length in lengths]
-        if min(sizes) < 1 or max(sizes) > 1 << 20:
-            raise MismatchError(f"init_group: ranks sent {sizes} bytes: run the same release on all ranks")
+        if min(sizes) < 1 or max(sizes) > most_bytes:
+            raise MismatchError(f"exchange: ranks sent {sizes} bytes: run the same release on all ranks")
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
         found = [torch.zeros(max(sizes), dtype=torch.uint8, device=device) for _ in range(size)]
         torch.distributed.all_gather(found, padded.to(device), group=process_group)
-        return [bytes(each[:length].tolist()) for each, length in zip(found, sizes, strict=True)]
+        return [each[:length].cpu().numpy().tobytes() for each, length in zip(found, sizes, strict=True)]
 
-    return Group(_core.ShardGroup.over(exchange, rank, size, name, timeout), name, timeout)
+    return exchange

@@ -1,0 +1,138 @@
+"""What this rank holds of a model's logical tensors: where it lies, and which boxes of the whole it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from .._core import Partial
+from .._errors import InvalidArgumentError
+from .._tensors.location import Location, element_type, refusal
+from .._tensors.modules import walk_module
+from .._tensors.torch import local_tensor, torch_location
+from ..etp._states.chunks import boxes_of
+from ..etp._weights.parameter import ShardedParameter
+from ..etp.layers._base import Layer
+
+Intervals: TypeAlias = tuple[tuple[int, int], ...]
+Region: TypeAlias = tuple[Intervals, ...]
+"""Of a logical tensor: ascending (begin, end) of each dim."""
+
+
+class Part(NamedTuple):
+    """Of one logical tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    regions: list[Region]  # what this rank holds, one after the other in the order of its memory
+    memory: torch.Tensor  # this rank's elements, of any strides
+
+
+class Model(NamedTuple):
+    parts: dict[str, Part]  # by name; of tied ones, the first
+    names: dict[str, str]  # every name, and the one in `parts`
+    parameters: dict[int, str]  # name by id()
+    tensors: dict[str, torch.Tensor]  # by name: the parameter or buffer itself
+
+
+def size_of(region: Region) -> int:
+    return math.prod(sum(end - begin for begin, end in dim) for dim in region)
+
+
+def parts_of(model: torch.nn.Module) -> Model:
+    """Of all parameters and persistent buffers, under the names of state_dict()."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        model = model.module
+    _refuse_extra_state(model)
+    cuts = dict(_tensor_parallel_cuts(model))
+    found = Model({}, {}, {}, {})
+    first: dict[Any, str] = {}
+    for name, source, tensor in walk_module(model, lambda name: True):
+        if isinstance(tensor, ShardedParameter):
+            key: Any = id(tensor.etp)
+        else:
+            at = source.locate()
+            key = (at.address, at.shape, at.strides, at.dtype) if at.address else id(tensor)
+        primary = first.setdefault(key, name)
+        found.names[name] = primary
+        found.parameters[id(tensor)] = primary
+        if primary != name:
+            continue
+        found.tensors[name] = tensor
+        part = _sharded(name, tensor) if isinstance(tensor, ShardedParameter) else _located(name, tensor, at)
+        found.parts[name] = _cut(part, *cuts[id(tensor)]) if id(tensor) in cuts else part
+    return found
+
+
+def part_of(name: str, tensor: torch.Tensor) -> Part:
+    """Of a tensor that is not sharded by ETP: a DTensor, or one that every rank has whole."""
+    return _located(name, tensor, torch_location(name, tensor))
+
+
+def _refuse_extra_state(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
+            raise InvalidArgumentError(
+                f"module {name or '(the model)'} has get_extra_state(), whose values are no tensors and would be lost: "
+                "save the model without it, or keep them in a buffer"
+            )
+
+
+def _sharded(name: str, parameter: ShardedParameter) -> Part:
+    weight = parameter.etp
+    regions = [
+        tuple(((offset, offset + size),) for offset, size in zip(box.offsets, box.sizes, strict=True))
+        for box in boxes_of(weight)
+    ]
+    regions = [each for each in regions if size_of(each)]
+    return Part(name, element_type(name, weight.dtype), tuple(weight.shape), regions, weight.local)
+
+
+def _located(name: str, tensor: torch.Tensor, at: Location) -> Part:
+    memory = local_tensor(name, tensor).detach()
+    if at.layout is None:
+        whole: Region = tuple(((0, size),) for size in at.shape)
+        return Part(name, at.dtype, at.shape, [whole] if size_of(whole) else [], memory)
+    if any(isinstance(each, Partial) for each in at.layout.placements):
+        raise refusal(name, f"{at.layout} has terms of sums, not values: redistribute() it first")
+    assert at.global_shape is not None
+    assert at.rank is not None
+    owned = at.layout.owned(at.global_shape, at.rank)
+    return Part(name, at.dtype, at.global_shape, [] if owned is None else [tuple(owned)], memory)
+
+
+# --- tensor parallelism of etp's layers
+
+
+def _tensor_parallel_cuts(model: torch.nn.Module) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
+    """id() of parameters that a tp_group cuts, with (dim, halves, rank, size)."""
+    for module in model.modules():
+        if not isinstance(module, Layer) or module._tp.size == 1:
+            continue
+        for name, declared in module._declared.items():
+            parameter = module._parameters[name]
+            if parameter is not None and declared.cut is not None:
+                yield id(parameter), (declared.cut, declared.halves, module._tp.rank, module._tp.size)
+
+
+def _cut(part: Part, dim: int, halves: int, rank: int, size: int) -> Part:
+    """The same rank's part of the tensor that `size` ranks cut along `dim`, in each of its halves."""
+    shape = (*part.shape[:dim], part.shape[dim] * size, *part.shape[dim + 1 :])
+    block = part.shape[dim] // halves
+    starts = [(half * size + rank) * block for half in range(halves)]
+
+    def whole(intervals: Iterable[tuple[int, int]]) -> Intervals:
+        found = []
+        for begin, end in intervals:
+            for half, start in enumerate(starts):
+                low, high = max(begin, half * block), min(end, (half + 1) * block)
+                if low < high:
+                    found.append((start + low - half * block, start + high - half * block))
+        return tuple(found)
+
+    regions = [(*region[:dim], whole(region[dim]), *region[dim + 1 :]) for region in part.regions]
+    return part._replace(shape=shape, regions=regions)

@@ -1,0 +1,199 @@
+"""save(): every rank writes its own rows, and a generation of files appears as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .. import _core
+from .._arguments import text
+from .._errors import InvalidArgumentError, MismatchError
+from ._folder import INDEX, MARK, Folder, data_file, hidden, optimizer_index
+from ._optimizer import States, merged, states_of
+from ._parts import Part, parts_of, size_of
+from ._plan import Holding, Plan, heard, plan, told
+from ._ranks import Ranks, ranks_of
+
+
+def save(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    path: str | os.PathLike[str],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    group: Any = None,
+) -> None:
+    """Writes a checkpoint of a model, and of an optimiser if there is one, in place of the one that the folder holds.
+
+    Tensors are logical and whole, in safetensors files that any reader of safetensors takes: as many files as ranks, and
+    an index. Every rank writes its own rows; nothing is gathered. Whatever happens, the folder holds the old checkpoint
+    or the new one. Collective; returns once the new one is on the disk.
+
+    Args:
+        model: Its parameters and persistent buffers are sharded by tessera.etp, DTensors (FSDP2, tensor parallelism), or
+            plain: then all ranks have them alike, and one of them writes.
+        path: A folder, which all ranks see; made if it is not there.
+        metadata: Of the caller, in each file: a step, the name of a data set.
+        group: The ranks that save together: a torch ProcessGroup, or what etp.init_group() returns. None: torch's default
+            group, else that of the ETP model, else this process.
+
+    Raises:
+        InvalidArgumentError: For what cannot be saved, and a folder with a checkpoint of another writer.
+        MismatchError: Ranks call with different arguments, or do not hold all of a tensor.
+        ResourceExhaustedError: The disk is full. An error of one rank is an error of all, and the old checkpoint stays.
+    """
+    ranks = ranks_of(model, group)
+    saving = _Saving(ranks)
+    try:
+        saving.begin(model, optimizer, path, metadata)
+        ranks.share("save: create", saving.create)
+        ranks.share("save: write", saving.write)
+        ranks.share("save: commit", saving.commit)
+    finally:
+        saving.end()
+
+
+class _Files:
+    """Of the model, or of the optimiser."""
+
+    def __init__(self, kind: str, parts: list[Part], plan: Plan, rank: int) -> None:
+        self.kind = kind
+        self.plan = plan
+        self.parts = {part.name: part for part in parts}
+        self.writes = plan.writes[rank]
+
+    def names(self, generation: int) -> list[str]:
+        count = len(self.plan.files)
+        return [data_file(self.kind, generation, file, count) for file in range(count)]
+
+    def index(self, generation: int, metadata: dict[str, Any]) -> dict[str, Any]:
+        names = self.names(generation)
+        total = sum(
+            size_of(tuple(((0, size),) for size in shape)) * _core.bits_of(dtype) // 8
+            for tensors in self.plan.files
+            for _, dtype, shape in tensors
+        )
+        return {
+            "metadata": {"total_size": total, **metadata},
+            "weight_map": {name: names[file] for name, file in sorted(self.plan.file_of.items())},
+        }
+
+
+class _Saving:
+    """One call, on one rank."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._folder: Folder | None = None  # of rank 0
+        self._made: list[str] = []  # by this rank, still with their hidden names
+        self._files: list[_Files] = []
+        self._states: States | None = None
+
+    def begin(self, model: torch.nn.Module, optimizer: Any, path: Any, metadata: Any) -> None:
+        parts: list[Part] = []
+        states: list[States] = []
+
+        def look() -> dict[str, Any]:
+            self._path = text("path", os.fspath(path))
+            self._metadata = _checked(metadata)
+            found = parts_of(model)
+            parts.extend(found.parts.values())
+            if optimizer is not None:
+                states.append(states_of(optimizer, found))
+            said = {"path": self._path, "metadata": self._metadata, "model": told(parts)}
+            if states:
+                said["optimizer"] = {"tensors": told(states[0].parts), **states[0].plain()}
+            if self._ranks.rank == 0:
+                self._folder = Folder(self._path)
+                said["generation"] = self._folder.begin()
+            return said
+
+        said = self._ranks.share("save: begin", look)
+        if any((each["path"], each["metadata"]) != (self._path, self._metadata) for each in said):
+            raise MismatchError("save(): ranks give different paths or metadata: call it with the same ones on all ranks")
+        if len({"optimizer" in each for each in said}) > 1:
+            raise MismatchError("save(): some ranks give an optimizer and some do not")
+        self._generation = int(said[0]["generation"])
+        rank, size = self._ranks.rank, self._ranks.size
+
+        def add(kind: str, parts: list[Part], values: list[Any]) -> None:
+            held: list[list[Holding]] = [heard(rank, value) for rank, value in enumerate(values)]
+            self._files.append(_Files(kind, parts, plan(held, size), rank))
+
+        add("model", parts, [each["model"] for each in said])
+        if states:
+            add("optimizer", states[0].parts, [each["optimizer"]["tensors"] for each in said])
+            self._plain = merged([each["optimizer"] for each in said])
+
+    def _hidden(self, name: str) -> str:
+        return os.path.join(self._path, hidden(name))
+
+    def _file_metadata(self, files: _Files) -> dict[str, str]:
+        return {"format": "pt", **self._metadata} if files.kind == "model" else dict(self._metadata)
+
+    def create(self) -> None:
+        """The files with this rank's number."""
+        for files in self._files:
+            if self._ranks.rank < len(files.plan.files):
+                path = self._hidden(files.names(self._generation)[self._ranks.rank])
+                tensors = files.plan.files[self._ranks.rank]
+                _core.SharedSafetensors.create(path, tensors, self._file_metadata(files))
+                self._made.append(path)
+
+    def write(self) -> None:
+        """This rank's rows, into all files, beginning with its own: ranks then write different ones."""
+        for files in self._files:
+            count = len(files.plan.files)
+            for step in range(count):
+                self._write_into(files, (self._ranks.rank + step) % count)
+
+    def _write_into(self, files: _Files, number: int) -> None:
+        tensors = files.plan.files[number]
+        writes = [(name, files.writes[name]) for name, _, _ in tensors if name in files.writes]
+        if not writes:
+            return
+        path = self._hidden(files.names(self._generation)[number])
+        file = _core.SharedSafetensors.open(path, tensors, self._file_metadata(files))
+        for name, regions in writes:
+            part = files.parts[name]
+            memory = part.memory.contiguous()
+            address = memory.data_ptr()
+            for region in part.regions:
+                bytes = size_of(region) * _core.bits_of(part.dtype) // 8
+                if region in regions:
+                    file.write_slice(name, region, address, bytes)
+                address += bytes
+        file.sync()
+
+    def commit(self) -> None:
+        """By rank 0: from hidden names to the checkpoint."""
+        if self._folder is None:
+            return
+        generation = self._generation
+        names = [name for files in self._files for name in files.names(generation)]
+        mark: dict[str, Any] = {"generation": generation}
+        indexes = {}
+        for files in self._files[1:]:
+            mark["optimizer"] = optimizer_index(generation)
+            indexes[mark["optimizer"]] = files.index(generation, self._plain)
+        indexes[INDEX] = self._files[0].index(generation, {MARK: mark})
+        self._folder.commit(names, indexes)
+
+    def end(self) -> None:
+        for path in self._made:
+            with contextlib.suppress(OSError):  # it has its name, or rank 0 has removed it
+                os.unlink(path)
+        if self._folder is not None:
+            self._folder.close()
+
+
+def _checked(metadata: Any) -> dict[str, str]:
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        raise InvalidArgumentError(f"metadata {metadata!r}: give a mapping of str to str")
+    return {text("metadata: the key", key): text(f"metadata {key!r}:", value) for key, value in metadata.items()}
