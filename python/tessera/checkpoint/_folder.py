@@ -107,7 +107,8 @@ class Folder:
                 self._current |= {optimizer, *(states.values() if isinstance(states, dict) else ())}
         if foreign:
             raise InvalidArgumentError(
-                f"{self.path}: it holds {foreign}, which save() did not write, and does not replace: give another folder"
+                f"{self.path}: it holds {foreign}, which save() has not written and does not replace: give another "
+                "folder"
             )
 
     def _at(self, name: str) -> str:

@@ -48,8 +48,8 @@ def load(
 ) -> Loaded:
     """Reads a checkpoint into a model, and into an optimiser if one is given.
 
-    Every rank reads its own rows: the checkpoint may come from any number of ranks, from another way of sharding or none,
-    and be one of Hugging Face's, without an optimiser. Collective.
+    Every rank reads its own rows: the checkpoint may come from any number of ranks, from another way of sharding or
+    none, and be one of Hugging Face's, without an optimiser. Collective.
 
     Args:
         model: As for save(); also one that is not sharded. Its weights are written in place.
@@ -60,8 +60,9 @@ def load(
 
     Raises:
         NotFoundError: There is no such checkpoint, or it has no optimiser.
-        InvalidArgumentError: Names are missing or unexpected, or a tensor has another shape or dtype: they are named, and
-            nothing has been written. Or a file is damaged; if that shows only while rows are read, the message says so.
+        InvalidArgumentError: Names are missing or unexpected, or a tensor has another shape or dtype: they are named,
+            and nothing has been written. Or a file is damaged; if that shows only while rows are read, the model holds
+            parts of it.
         MismatchError: Ranks call with different arguments, or see different checkpoints.
     """
     ranks = ranks_of(model, group)
@@ -112,8 +113,8 @@ class _Loading:
         said = self._ranks.share("load: open", look)
         if any(each["said"] != said[0]["said"] for each in said):
             raise MismatchError(
-                f"load(): ranks give different arguments, or see different checkpoints in {self._path}: call it with the "
-                "same ones on all ranks, and not while another job saves there"
+                f"load(): ranks give different arguments, or see different checkpoints in {self._path}: call it with "
+                "the same ones on all ranks, and not while another job saves there"
             )
         missing = sorted({name for each in said for name in each["missing"]})
         unexpected = sorted(set.intersection(*[set(each["unexpected"]) for each in said]))
@@ -171,7 +172,9 @@ class _Loading:
         for number, name in enumerate(self._names or []):
             for key in saved.tensors.get(name, []):
                 if f"{name}.{key}" not in tensors:
-                    raise InvalidArgumentError(f"{checkpoint.path}: it has no {name}.{key}, of which its metadata tells")
+                    raise InvalidArgumentError(
+                        f"{checkpoint.path}: it has no {name}.{key}, of which its metadata tells"
+                    )
                 dtype, shape = tensors[f"{name}.{key}"]
                 self._states.append((number, name, key, dtype, shape))
 

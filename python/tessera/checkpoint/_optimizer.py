@@ -34,8 +34,8 @@ def names_of(optimizer: torch.optim.Optimizer, model: Model) -> list[str]:
         name = model.parameters.get(id(parameter))
         if name is None:
             raise InvalidArgumentError(
-                f"optimizer: its parameter {number}, of shape {tuple(parameter.shape)}, is none of the model's: give the "
-                "model whose parameters it was made with"
+                f"optimizer: its parameter {number}, of shape {tuple(parameter.shape)}, is none of the model's: give "
+                "the model whose parameters it was made with"
             )
         names.append(name)
     return names
@@ -113,8 +113,8 @@ def encoded(value: Any, what: str) -> Any:
     if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex():
         return {"scalar": encoded(value.item(), what), "dtype": element_type(what, value.dtype)}
     raise InvalidArgumentError(
-        f"{what} is a {type(value).__name__}, which a checkpoint cannot hold: tensors, numbers, texts, and lists, tuples "
-        "and dicts of them are possible"
+        f"{what} is a {type(value).__name__}, which a checkpoint cannot hold: tensors, numbers, texts, and lists, "
+        "tuples and dicts of them are possible"
     )
 
 
@@ -180,7 +180,8 @@ def require_groups(optimizer: torch.optim.Optimizer, names: list[str], saved: Sa
         at += len(group["params"])
     if len(own) != len(saved.groups):
         raise InvalidArgumentError(
-            f"{path}: its optimiser has {len(saved.groups)} param_groups, and this one {len(own)}: make it with the same"
+            f"{path}: its optimiser has {len(saved.groups)} param_groups, and this one {len(own)}: make it with the "
+            "same groups"
         )
     for number, (mine, (params, _)) in enumerate(zip(own, saved.groups, strict=True)):
         if not mine <= set(params):

@@ -84,7 +84,7 @@ def _refuse_extra_state(model: torch.nn.Module) -> None:
 
 def _sharded(name: str, parameter: ShardedParameter) -> Part:
     weight = parameter.etp
-    regions = [
+    regions: list[Region] = [
         tuple(((offset, offset + size),) for offset, size in zip(box.offsets, box.sizes, strict=True))
         for box in boxes_of(weight)
     ]

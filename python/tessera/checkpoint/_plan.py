@@ -75,8 +75,8 @@ def _number(value: Any) -> int:
 
 
 def plan(held: Sequence[Sequence[Holding]], files: int) -> Plan:
-    """held: by rank. Every element is written by one of the ranks that hold it. Raises MismatchError unless all together
-    hold each tensor whole."""
+    """held: by rank. Every element is written by one of the ranks that hold it. Raises MismatchError unless all
+    together hold each tensor whole."""
     tensors: dict[str, Tensor] = {}
     owners: dict[tuple[str, Region], list[int]] = {}
     for rank, holdings in enumerate(held):

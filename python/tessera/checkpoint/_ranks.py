@@ -37,8 +37,8 @@ class Ranks:
         self._exchange = exchange
 
     def share(self, what: str, function: Callable[[], Any]) -> list[Any]:
-        """What function() gives on each rank, as JSON. If it fails on one, it fails on all: with its own error there, and
-        with one of the same kind that names the rank elsewhere."""
+        """What function() gives on each rank, as JSON. If it fails on one, it fails on all: with its own error there,
+        and with one of the same kind that names the rank elsewhere."""
         own: BaseException | None = None
         try:
             told: dict[str, Any] = {"value": function()}
@@ -84,7 +84,7 @@ def _answer(what: str, rank: int, blob: bytes) -> dict[str, Any]:
 
 
 def ranks_of(model: torch.nn.Module, group: Any) -> Ranks:
-    """Those of `group`; by default all of torch's default group, else those of an ETP model, else this process alone."""
+    """Those of `group`; by default torch's default group, else those of an ETP model, else this process alone."""
     if isinstance(group, Group):
         return Ranks(group.rank, group.size, group.core.exchange)
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -95,7 +95,9 @@ def ranks_of(model: torch.nn.Module, group: Any) -> Ranks:
         core = models[0].core
         return Ranks(core.rank, core.size, core.exchange)
     if not distributed or not (group is None or isinstance(group, torch.distributed.ProcessGroup)):
-        raise InvalidArgumentError(f"group={group!r}: give a torch ProcessGroup, what etp.init_group() returns, or None")
+        raise InvalidArgumentError(
+            f"group={group!r}: give a torch ProcessGroup, what etp.init_group() returns, or None"
+        )
     process_group = torch.distributed.group.WORLD if group is None else group
     rank = torch.distributed.get_rank(process_group)
     if rank < 0:

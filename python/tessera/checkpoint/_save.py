@@ -27,19 +27,19 @@ def save(
     metadata: Mapping[str, str] | None = None,
     group: Any = None,
 ) -> None:
-    """Writes a checkpoint of a model, and of an optimiser if there is one, in place of the one that the folder holds.
+    """Writes a checkpoint of a model, and of an optimiser if one is given, in place of the folder's last one.
 
     Tensors are logical and whole, in safetensors files that any reader of safetensors takes: as many files as ranks, and
     an index. Every rank writes its own rows; nothing is gathered. Whatever happens, the folder holds the old checkpoint
     or the new one. Collective; returns once the new one is on the disk.
 
     Args:
-        model: Its parameters and persistent buffers are sharded by tessera.etp, DTensors (FSDP2, tensor parallelism), or
-            plain: then all ranks have them alike, and one of them writes.
+        model: Its parameters and persistent buffers are sharded by tessera.etp, DTensors (FSDP2, tensor parallelism),
+            or plain: then all ranks have them alike, and one of them writes.
         path: A folder, which all ranks see; made if it is not there.
         metadata: Of the caller, in each file: a step, the name of a data set.
-        group: The ranks that save together: a torch ProcessGroup, or what etp.init_group() returns. None: torch's default
-            group, else that of the ETP model, else this process.
+        group: The ranks that save together: a torch ProcessGroup, or what etp.init_group() returns. None: torch's
+            default group, else that of the ETP model, else this process.
 
     Raises:
         InvalidArgumentError: For what cannot be saved, and a folder with a checkpoint of another writer.
@@ -104,7 +104,7 @@ class _Saving:
             parts.extend(found.parts.values())
             if optimizer is not None:
                 states.append(states_of(optimizer, found))
-            said = {"path": self._path, "metadata": self._metadata, "model": told(parts)}
+            said: dict[str, Any] = {"path": self._path, "metadata": self._metadata, "model": told(parts)}
             if states:
                 said["optimizer"] = {"tensors": told(states[0].parts), **states[0].plain()}
             if self._ranks.rank == 0:
@@ -114,7 +114,9 @@ class _Saving:
 
         said = self._ranks.share("save: begin", look)
         if any((each["path"], each["metadata"]) != (self._path, self._metadata) for each in said):
-            raise MismatchError("save(): ranks give different paths or metadata: call it with the same ones on all ranks")
+            raise MismatchError(
+                "save(): ranks give different paths or metadata: call it with the same ones on all ranks"
+            )
         if len({"optimizer" in each for each in said}) > 1:
             raise MismatchError("save(): some ranks give an optimizer and some do not")
         self._generation = int(said[0]["generation"])

@@ -187,7 +187,7 @@ class _Cut:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dims"), [((7, 3), 1), ((3, 4, 2), 2), ((2, 3, 4, 2), 3), ((6, 2, 3, 3), 1), ((1, 5, 2), 2)]
+    ("shape", "dims"), [((7, 3), 1), ((1, 3), 1), ((3, 4, 2), 2), ((2, 3, 4, 2), 3), ((6, 2, 3, 3), 1), ((1, 5, 2), 2)]
 )
 def test_boxes_cover_rows_once_and_in_order(shape: tuple[int, ...], dims: int) -> None:
     total, columns = math.prod(shape[:dims]), math.prod(shape[dims:])

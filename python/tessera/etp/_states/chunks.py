@@ -36,7 +36,7 @@ def boxes_of(weight: Weight) -> list[Box]:
         offsets = (*(0 for _ in weight.lead), begin, 0)
         rows = (0, math.prod(sizes[:-1]))
         return [Box(torch.Size(offsets), torch.Size(sizes), rows)] if begin < end else []
-    cut = next(i for i in range(len(weight.shape) + 1) if math.prod(weight.shape[:i]) == weight.matrix[0])
+    cut = next(i for i in range(1, len(weight.shape) + 1) if math.prod(weight.shape[:i]) == weight.matrix[0])
     leading, rest = weight.shape[:cut], weight.shape[cut:]
     begin, end = weight.rows
     boxes, at = [], 0
