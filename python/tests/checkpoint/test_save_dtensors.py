@@ -1,0 +1,118 @@
+"""What FSDP2, tensor parallelism and their combinations hold: saved, and loaded in any other way, ETP and plain torch
+among them."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from etp_models import as_bytes
+from saved_files import bytes_of, optimizer_index, require_nothing_but_elements, tensors_of
+from tessera import checkpoint, etp
+from test_torch_parallel import WAYS, WORLD, Block, fill
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch_ranks import launch
+
+Make = Callable[[nn.Module], nn.Module]
+
+
+def _untied(filled: bool) -> Block:
+    torch.manual_seed(0)
+    model = Block()
+    model.head.weight = nn.Parameter(model.head.weight.detach().clone())  # parallelize_module() breaks the tie, too
+    if filled:
+        fill(model)
+    return model
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """With gradients that are exact, so that every way gives the same bytes."""
+    for parameter in model.parameters():
+        parameter.grad = etp.local(parameter).detach().clone() if isinstance(parameter, etp.ShardedParameter) else None
+        if parameter.grad is None:
+            parameter.grad = parameter.detach().clone()
+    optimizer.step()
+
+
+def _made(make: Make, filled: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = make(_untied(filled))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.5)
+
+
+def _whole(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, bytes]:
+    """Weights and moments, gathered by torch or etp."""
+
+    def gathered(tensor: Any, parameter: Any) -> bytes:
+        if isinstance(parameter, etp.ShardedParameter):
+            return as_bytes(etp.logical(tensor, like=parameter))
+        return as_bytes(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+
+    found = {}
+    for name, parameter in model.named_parameters():
+        found[name] = gathered(parameter, parameter)
+        for key, value in optimizer.state[parameter].items():
+            found[f"{name}.{key}"] = gathered(value, parameter)
+    return found
+
+
+def _with_etp(group: etp.Group) -> Make:
+    return lambda model: etp.shard_module_(model, group, min_elements=2)
+
+
+def _everywhere(rank: int, folder: pathlib.Path) -> dict[str, Any]:
+    with etp.init_group(timeout=60) as group:
+        ways = {**WAYS, "etp": _with_etp(group)}
+        for way, make in ways.items():
+            model, optimizer = _made(make, filled=True)
+            _step(model, optimizer)
+            checkpoint.save(model, optimizer, folder / way.replace(" ", "-"))
+        found: dict[str, Any] = {}
+        for number, (way, make) in enumerate(ways.items()):
+            model, optimizer = _made(make, filled=False)
+            source = [*ways][number - 1]  # each from another
+            checkpoint.load(model, optimizer, folder / source.replace(" ", "-"))
+            found[way] = _whole(model, optimizer)
+            checkpoint.load(model, optimizer, folder / "plain")
+            assert _whole(model, optimizer) == found[way]
+            _step(model, optimizer)
+            found[f"{way}, stepped"] = _whole(model, optimizer)
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, list[dict[str, bytes]]]:
+    """After one step and two, in plain torch; after one, saved."""
+    folder = tmp_path_factory.mktemp("ways")
+    model, optimizer = _made(lambda model: model, filled=True)
+    found = []
+    for each in (True, False):
+        _step(model, optimizer)
+        found.append(_whole(model, optimizer))
+        if each:
+            checkpoint.save(model, optimizer, folder / "plain")
+    return folder, found
+
+
+@pytest.fixture(scope="module")
+def results(expected: Any) -> list[dict[str, Any]]:
+    return launch(functools.partial(_everywhere, folder=expected[0]), WORLD)
+
+
+@pytest.mark.parametrize("way", [*WAYS, "etp"])
+def test_it_is_saved_as_the_plain_model(way: str, results: Any, expected: Any) -> None:
+    folder, plain = expected[0] / way.replace(" ", "-"), expected[0] / "plain"
+    assert bytes_of(tensors_of(folder)) == bytes_of(tensors_of(plain))
+    states = [bytes_of(tensors_of(each, optimizer_index(each))) for each in (folder, plain)]
+    assert states[0] == states[1]
+    assert require_nothing_but_elements(folder) == require_nothing_but_elements(plain)
+
+
+@pytest.mark.parametrize("way", [*WAYS, "etp"])
+def test_it_is_loaded_from_another_way_and_goes_on(way: str, results: Any, expected: Any) -> None:
+    assert [each[way] for each in results] == [expected[1][0]] * WORLD
+    assert [each[f"{way}, stepped"] for each in results] == [expected[1][1]] * WORLD
