@@ -150,6 +150,8 @@ class Saved(NamedTuple):
 def saved_of(metadata: Mapping[str, Any], path: str) -> Saved:
     try:
         state, groups = metadata["state"], metadata["param_groups"]
+        if not isinstance(groups, list):
+            raise ValueError(groups)
         found = Saved(
             {name: [_text(key) for key in entry["tensors"]] for name, entry in state.items()},
             {name: {key: decoded(each) for key, each in entry["values"].items()} for name, entry in state.items()},

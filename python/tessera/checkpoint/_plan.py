@@ -90,8 +90,8 @@ def plan(held: Sequence[Sequence[Holding]], files: int) -> Plan:
                 owners.setdefault((each.name, region), []).append(rank)
     _require_whole(tensors, owners)
     ordered = [tensors[name] for name in sorted(tensors)]
-    count = max(1, min(files, len(ordered)))
-    file_of = {tensor[0]: file for tensor, file in zip(ordered, spread_over_files(ordered, count), strict=True)}
+    count = min(files, len(ordered))  # none is empty
+    file_of = dict(zip(sorted(tensors), spread_over_files(ordered, max(count, 1)), strict=True))
     return Plan(
         [[each for each in ordered if file_of[each[0]] == file] for file in range(count)],
         file_of,

@@ -143,8 +143,8 @@ class _Saving:
             if self._ranks.rank < len(files.plan.files):
                 path = self._hidden(files.names(self._generation)[self._ranks.rank])
                 tensors = files.plan.files[self._ranks.rank]
-                _core.SharedSafetensors.create(path, tensors, self._file_metadata(files))
                 self._made.append(path)
+                _core.SharedSafetensors.create(path, tensors, self._file_metadata(files))
 
     def write(self) -> None:
         """This rank's rows, into all files, beginning with its own: ranks then write different ones."""
