@@ -105,9 +105,10 @@ def test_the_reference_has_every_public_name() -> None:
     assert missing == ["__version__"]
 
 
-def test_the_reference_has_every_public_name_of_etp() -> None:
+def test_the_reference_has_every_public_name_of_packages_for_torch() -> None:
     pytest.importorskip("torch")
-    from tessera import etp
+    from tessera import checkpoint, etp
 
     page = (ROOT / "docs" / "api.md").read_text()
+    assert [name for name in checkpoint.__all__ if f"tessera.checkpoint.{name}\n" not in page] == []
     assert [name for name in etp.__all__ if not re.search(rf"tessera\.etp\.{name}\b", page)] == []

@@ -12,6 +12,7 @@ import tessera
 
 PACKAGE = Path(tessera.__file__).parent
 TORCH = "tessera._tensors.torch"
+FOR_TORCH = ("tessera.etp", "tessera.checkpoint")
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -121,13 +122,13 @@ def test_a_circle_is_found(tmp_path: Path, text: str) -> None:
 
 
 def test_torch_is_imported_in_one_place() -> None:
-    """Except for types, and for the package that is for torch only, which its users import themselves."""
+    """Except for types, and for the packages that are for torch only, which their users import themselves."""
     importing = {
         name
         for name, path in modules(PACKAGE).items()
         for each, for_types in imported(name, path)
-        if each.partition(".")[0] == "torch" and not for_types and room(name) != "tessera.etp"
+        if each.partition(".")[0] == "torch" and not for_types and room(name) not in FOR_TORCH
     }
     assert importing == {TORCH}
-    others = {name: them for name, them in graph(PACKAGE).items() if room(name) != "tessera.etp"}
-    assert not any(room(each) == "tessera.etp" for them in others.values() for each in them)
+    others = {name: them for name, them in graph(PACKAGE).items() if room(name) not in FOR_TORCH}
+    assert not any(room(each) in FOR_TORCH for them in others.values() for each in them)

@@ -119,10 +119,10 @@ class _Loading:
         missing = sorted({name for each in said for name in each["missing"]})
         unexpected = sorted(set.intersection(*[set(each["unexpected"]) for each in said]))
         if self._strict and (missing or unexpected):
+            wrong = [_list("missing: ", missing), _list("not in the model: ", unexpected)]
             raise InvalidArgumentError(
-                f"{self._path}: it is no checkpoint of this model: {_list('missing', missing)}"
-                f"{'; ' if missing and unexpected else ''}{_list('not in the model', unexpected)}; strict=False loads "
-                "what is in both"
+                f"{self._path}: it is no checkpoint of this model: {'; '.join(filter(None, wrong))}; strict=False "
+                "loads what is in both"
             )
         self.loaded = Loaded(dict(self._opened.model.metadata), missing, unexpected)
 
@@ -244,7 +244,7 @@ def _open_once(path: str, optimizer: bool) -> _Opened:
         return _Opened(checkpoint, None, None, digest.hexdigest())
     name = (mark_of(index) or {}).get("optimizer")
     if not is_optimizer_index(name):
-        raise NotFoundError(f"{found}: it has no optimiser: load(model, None, path) loads the model alone")
+        raise NotFoundError(f"{found}: it has no optimiser: load(model, None, path) loads only the model")
     beside = os.path.join(os.path.dirname(found), name)
     states = _core.Checkpoint.open(beside)
     metadata = read_json(beside).get("metadata", {})
@@ -261,4 +261,4 @@ def _list(what: str, names: list[str]) -> str:
         return ""
     more = len(names) - _SHOWN
     shown = ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-    return f"{what}: {shown}" if what else shown
+    return what + shown

@@ -84,7 +84,7 @@ def _answer(what: str, rank: int, blob: bytes) -> dict[str, Any]:
 
 
 def ranks_of(model: torch.nn.Module, group: Any) -> Ranks:
-    """Those of `group`; by default torch's default group, else those of an ETP model, else this process alone."""
+    """Those of `group`; by default torch's default group, else those of an ETP model, else only this process."""
     if isinstance(group, Group):
         return Ranks(group.rank, group.size, group.core.exchange)
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -27,11 +27,11 @@ def save(
     metadata: Mapping[str, str] | None = None,
     group: Any = None,
 ) -> None:
-    """Writes a checkpoint of a model, and of an optimiser if one is given, in place of the folder's last one.
+    """Writes a checkpoint of a model, and of an optimiser if one is given, in place of the last one.
 
-    Tensors are logical and whole, in safetensors files that any reader of safetensors takes: as many files as ranks, and
-    an index. Every rank writes its own rows; nothing is gathered. Whatever happens, the folder holds the old checkpoint
-    or the new one. Collective; returns once the new one is on the disk.
+    Tensors are logical and whole, in as many safetensors files as there are ranks, and an index. Every rank writes its
+    own rows; nothing is gathered. Whatever happens, the folder holds the old checkpoint or the new one. Collective;
+    returns once the new one is on the disk.
 
     Args:
         model: Its parameters and persistent buffers are sharded by tessera.etp, DTensors (FSDP2, tensor parallelism),

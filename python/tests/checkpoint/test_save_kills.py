@@ -13,8 +13,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from killing import die, on_ranks, stepping
-from saved_files import bytes_of, index_of, optimizer_index, require_nothing_but_elements, tensors_of
 from safetensors.torch import load_file
+from saved_files import bytes_of, index_of, optimizer_index, require_nothing_but_elements, tensors_of
 from tessera import checkpoint
 
 State = dict[str, bytes]

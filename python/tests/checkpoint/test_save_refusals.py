@@ -107,7 +107,9 @@ def test_a_checkpoint_without_an_optimiser(saved: pathlib.Path, tmp_path: pathli
     )
     save_file(dict(model.state_dict()), tmp_path / "m.safetensors")
     _refused(
-        tessera.NotFoundError, "it has no optimiser", lambda: checkpoint.load(model, _adam(model), tmp_path / "m.safetensors")
+        tessera.NotFoundError,
+        "it has no optimiser",
+        lambda: checkpoint.load(model, _adam(model), tmp_path / "m.safetensors"),
     )
 
 
@@ -134,10 +136,10 @@ def test_an_optimiser_of_another_model(tmp_path: pathlib.Path, saved: pathlib.Pa
         lambda: checkpoint.save(_model(), other, tmp_path / "x"),
         lambda: checkpoint.load(_model(), other, saved),
     ):
-        _refused(
-            tessera.InvalidArgumentError, r"its parameter 0, of shape \(3, 4\), is none of the model's", call
-        )
-    _refused(tessera.InvalidArgumentError, "give a torch optimiser", lambda: checkpoint.save(_model(), {}, tmp_path / "x"))  # type: ignore[arg-type]
+        _refused(tessera.InvalidArgumentError, r"its parameter 0, of shape \(3, 4\), is none of the model's", call)
+    _refused(
+        tessera.InvalidArgumentError, "give a torch optimiser", lambda: checkpoint.save(_model(), {}, tmp_path / "x")
+    )  # type: ignore[arg-type]
 
 
 def test_states_that_are_no_tensors_and_no_plain_values(tmp_path: pathlib.Path) -> None:
@@ -209,7 +211,9 @@ def test_models_that_have_more_than_tensors(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("metadata", [{"step": 1}, {1: "step"}, "step", [("a", "b")], {"a": "\ud800"}])
 def test_metadata_is_text(tmp_path: pathlib.Path, metadata: Any) -> None:
     _refused(
-        tessera.InvalidArgumentError, "metadata", lambda: checkpoint.save(_model(), None, tmp_path / "x", metadata=metadata)
+        tessera.InvalidArgumentError,
+        "metadata",
+        lambda: checkpoint.save(_model(), None, tmp_path / "x", metadata=metadata),
     )
     assert not (tmp_path / "x").exists()
 
@@ -265,7 +269,9 @@ def test_ranks_that_differ(tmp_path: pathlib.Path, saved: pathlib.Path) -> None:
     cases: dict[str, Callable[[int], Any]] = {
         "ranks give different paths or metadata": lambda rank: save(_model(), None, tmp_path / str(rank)),
         "save(): ranks give different": lambda rank: save(_model(), None, tmp_path / "x", metadata={"r": str(rank)}),
-        "tensor b: it is f32 (6,) on rank 1 and f32 (5,)": lambda rank: save(_model(b=(5 + rank,)), None, tmp_path / "x"),
+        "tensor b: it is f32 (6,) on rank 1 and f32 (5,)": lambda rank: save(
+            _model(b=(5 + rank,)), None, tmp_path / "x"
+        ),
         "load(): ranks give different arguments": lambda rank: load(_model(), None, saved, strict=rank == 0),
     }
     for message, call in cases.items():
@@ -274,7 +280,7 @@ def test_ranks_that_differ(tmp_path: pathlib.Path, saved: pathlib.Path) -> None:
             assert message in said
     said = _of_rank(lambda rank: save(model := _model(), _adam(model) if rank else None, tmp_path / "x"))
     assert all("some ranks give an optimizer and some do not" in each for each in said)
-    assert [path for path in tmp_path.rglob("*.new")] == []
+    assert list(tmp_path.rglob("*.new")) == []
 
 
 def test_one_rank_that_cannot_fails_all(saved: pathlib.Path) -> None:
@@ -296,7 +302,9 @@ def test_a_file_that_is_truncated(saved: pathlib.Path) -> None:
             (saved / name).write_bytes(whole[:length])
             model = _model()
             before = bytes_of(model.state_dict())
-            _refused(tessera.InvalidArgumentError, name, lambda model=model: checkpoint.load(model, _adam(model, 0), saved))
+            _refused(
+                tessera.InvalidArgumentError, name, lambda model=model: checkpoint.load(model, _adam(model, 0), saved)
+            )
             assert bytes_of(model.state_dict()) == before
         (saved / name).unlink()
         _refused(tessera.NotFoundError, name, lambda: checkpoint.load(model := _model(), _adam(model, 0), saved))
@@ -312,7 +320,10 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "keys": lambda index: {**index, "metadata": {**index["metadata"], "state": {"a": {"tensors": [7], "values": {}}}}},
     "value": lambda index: {
         **index,
-        "metadata": {**index["metadata"], "state": {"a": {"tensors": [], "values": {"k": {"scalar": 1, "dtype": "?"}}}}},
+        "metadata": {
+            **index["metadata"],
+            "state": {"a": {"tensors": [], "values": {"k": {"scalar": 1, "dtype": "?"}}}},
+        },
     },
     "unknown": lambda index: {
         **index,
@@ -344,7 +355,9 @@ def test_an_index_that_names_files_elsewhere(saved: pathlib.Path, name: Any) -> 
     index = index_of(saved)
     index["metadata"]["tessera"]["optimizer"] = name
     (saved / "model.safetensors.index.json").write_text(json.dumps(index))
-    _refused(tessera.NotFoundError, "it has no optimiser", lambda: checkpoint.load(model := _model(), _adam(model, 0), saved))
+    _refused(
+        tessera.NotFoundError, "it has no optimiser", lambda: checkpoint.load(model := _model(), _adam(model, 0), saved)
+    )
 
 
 def test_an_index_that_names_files_elsewhere_lets_none_be_removed(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
