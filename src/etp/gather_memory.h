@@ -152,7 +152,7 @@ class GatherMemory {
   const Options options_;
   mutable Mutex mutex_;
   std::shared_ptr<device::Stream> compute_ GUARDED_BY(mutex_);                 // null once closed
-  std::unordered_map<std::byte*, device::Buffer> buffers_ GUARDED_BY(mutex_);  // but those of a capture pool
+  std::unordered_map<std::byte*, device::Buffer> buffers_ GUARDED_BY(mutex_);  // except a capture pool's
   std::vector<Freed> freed_ GUARDED_BY(mutex_);
   BufferCache cache_ GUARDED_BY(mutex_);
   std::vector<Slot> slots_ GUARDED_BY(mutex_);

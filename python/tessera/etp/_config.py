@@ -55,7 +55,7 @@ def update_config(**options: Any) -> None:
         coalesce_amax_allreduce: The largest values of all weights that are quantised together are exchanged at once;
             False: one after the other. The same bits.
         check_param_states: Every transition of a weight's state is checked; this cannot be turned off.
-        async_reduction: False: shard_module_() without mode= takes mode="inline".
+        async_reduction: False: without mode=, shard_module_() and constructed layers take mode="inline".
         check: Writes to weights outside of updates are found, and memory that is released is filled with NaN. None:
             as TESSERA_ETP_CHECK says.
         schedule_log: The file that the schedule of each model is recorded in, for `tessera etp check`, until the model
@@ -105,3 +105,9 @@ def set_cuda_graph_scope(scope: Iterable[str] = (), *, moe_shared_expert_overlap
     _core.check_graph_scope(set(names))
     overlap = flag("moe_shared_expert_overlap", moe_shared_expert_overlap)
     graphs.names, graphs.moe_shared_expert_overlap = names, overlap
+
+
+def is_inline(mode: str | None) -> bool:
+    """Of a mode= argument; None: as update_config() says."""
+    default = "deferred" if config.async_reduction else "inline"
+    return choice("mode", default if mode is None else mode, ("deferred", "inline")) == "inline"

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import torch
 
-from .._arguments import choice, elements, pattern, whole
+from .._arguments import elements, pattern, whole
 from .._errors import AlreadyExistsError, InvalidArgumentError
 from ._autograd.modules import Constructed, has_group, put, sharded_class, unsharded_class
 from ._compile import leave_out_of_graphs, uncompiled
-from ._config import config
+from ._config import is_inline
 from ._group import Group
 from ._making import add_stack, add_weight, digest_of, is_plain, make_runtime, require_same, require_same_digests
 from ._meta import Init, is_on_meta, materialise
@@ -112,8 +112,7 @@ def shard_module_(
     if not isinstance(group, Group):
         raise InvalidArgumentError(f"shard_module_: group {group!r}: give what etp.init_group() returns")
     given, model = model, uncompiled(model)
-    default = "deferred" if config.async_reduction else "inline"
-    inline = choice("mode", default if mode is None else mode, ("deferred", "inline")) == "inline"
+    inline = is_inline(mode)
     if dp is not None and not isinstance(dp, Group):
         raise InvalidArgumentError(f"shard_module_: dp {dp!r}: give what etp.init_group() returns")
     replicas = 1 if dp is None else dp.size

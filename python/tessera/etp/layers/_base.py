@@ -12,6 +12,7 @@ from torch._C import DisableTorchFunctionSubclass
 from ..._arguments import choice, flag, optional_text, text, whole
 from ..._errors import InvalidArgumentError
 from .._autograd.modules import Constructed, apply_linear
+from .._config import is_inline
 from .._group import Group
 from .._making import add_weight, digest_of, is_plain, require_same_digests
 from .._views import update
@@ -69,7 +70,7 @@ class Options(TypedDict, total=False):
     device: torch.device | str | None
     publish: str
     reduction: str
-    mode: str
+    mode: str | None
     fuse_wgrad_accumulation: bool
     name: str | None
 
@@ -93,19 +94,20 @@ class Layer(Constructed):
         device: torch.device | str | None = None,
         publish: str = "update",
         reduction: str = "mean",
-        mode: str = "deferred",
+        mode: str | None = None,
         fuse_wgrad_accumulation: bool = False,
         name: str | None = None,
     ) -> None:
         super().__init__()
         kind = type(self).__name__
+        weight_format = optional_text("weight_format", weight_format)
         for argument, group in (("etp_group", etp_group), ("dp", dp)):
             if group is not None and not isinstance(group, Group):
                 raise InvalidArgumentError(f"{kind}: {argument}={group!r}: give what etp.init_group() returns")
         for argument, value in (("weight_format", weight_format), ("dp", dp)):
             if value and etp_group is None:
                 raise InvalidArgumentError(f"{kind}: {argument}={value!r} needs an etp_group=")
-        if flag("native", native) and is_plain(weight_format or ""):
+        if flag("native", native) and is_plain(weight_format):
             raise InvalidArgumentError(f"{kind}: native=True needs a quantised weight_format=, not {weight_format!r}")
         dtype = torch.get_default_dtype() if params_dtype is None else params_dtype
         if not can_shard(dtype):
@@ -114,7 +116,7 @@ class Layer(Constructed):
         if where.type not in ("cpu", "meta"):
             raise InvalidArgumentError(f"{kind}: device={where}: layers are in host memory, or on the meta device")
         self.etp_group = etp_group
-        self.weight_format = optional_text("weight_format", weight_format)
+        self.weight_format = weight_format
         self.native = native
         self.params_dtype = dtype
         self.fuse_wgrad_accumulation = flag("fuse_wgrad_accumulation", fuse_wgrad_accumulation)
@@ -122,10 +124,10 @@ class Layer(Constructed):
         self._policy = Policy(
             choice("publish", publish, ("update", "first_use")),
             choice("reduction", reduction, ("mean", "sum")),
-            choice("mode", mode, ("deferred", "inline")),
+            is_inline(mode),
             dp,
         )
-        if self.fuse_wgrad_accumulation and mode == "inline":
+        if self.fuse_wgrad_accumulation and self._policy.inline:
             raise InvalidArgumentError(
                 f"{kind}: fuse_wgrad_accumulation=True with mode='inline', whose gradients are autograd's own: "
                 "leave one of them out"

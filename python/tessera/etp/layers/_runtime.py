@@ -28,7 +28,7 @@ class Policy:
 
     publish: str
     reduction: str
-    mode: str
+    inline: bool
     dp: Group | None
 
     @property
@@ -53,7 +53,7 @@ class LayersModel(ShardedModel):
             return found
         core = group.of_model() if policy.dp is None or policy.dp.size == 1 else group.with_replicas(policy.dp)
         runtime = make_runtime(core, policy.reduction, policy.publish, replicas=policy.replicas)
-        made = cls(group, core, runtime, policy.mode == "inline", 1.0 if policy.reduction == "sum" else 1 / core.size)
+        made = cls(group, core, runtime, policy.inline, 1.0 if policy.reduction == "sum" else 1 / core.size)
         made._layers = []
         made._whole = weakref.WeakKeyDictionary()
         made._policy = policy
