@@ -131,6 +131,23 @@ def gradients_of_experts(run: Run) -> Any:
     return found, run.gradients(model)
 
 
+def gradients_that_come_later(run: Run) -> Any:
+    """Of an expert whose first gradient is added to what something else has written."""
+
+    def of(expert: int) -> Callable[[torch.nn.Module, int], torch.Tensor]:
+        return lambda model, number: (model.experts.down[expert] * (number + 1)).square().sum()
+
+    model = run.sharded(built(Model), **OPTIONS)
+    run.backward(model, of(0))
+    with torch.no_grad():
+        model.experts.down.grad += 1
+    found = []
+    for expert in (1, 0, 2):
+        run.backward(model, of(expert))
+        found.append(as_bytes(run.logical(model.experts.down.grad)))
+    return found
+
+
 def all_at_once(run: Run) -> Any:
     return _trained(run, lambda: Model(Whole))
 
