@@ -117,7 +117,7 @@ class ShardedModel(Closing):
         @left_out
         def begin(root: torch.nn.Module, *_: Any) -> None:
             leave_out_of_graphs()
-            refuse_transforms(self.weights[0].name)
+            refuse_transforms(self.weights[0].name if self.weights else type(root).__name__)
             if not self._began:
                 self._began = True
                 self._look_at(root)

@@ -156,6 +156,8 @@ def shard_module_(
         watch_wrappers()
         leave_out_of_graphs()
     models = models_of(model)
+    if sharded is not None and not sharded.weights:  # all is whole, beside layers that were constructed sharded
+        models.append(sharded)
     for each in models:
         each.companions.update(other for other in models if other is not each)
     if models:

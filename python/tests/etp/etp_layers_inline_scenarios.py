@@ -21,6 +21,7 @@ LEFT_OUT = (
     "a_hand_written_function",
     "layers_in_a_model_that_is_sharded",
     "layers_without_a_group_in_a_model",
+    "layers_with_a_plain_norm",
     "a_plain_head_that_is_tied_to_a_layer",
 )
 MODELS: list[tuple[Any, Any]] = [

@@ -117,6 +117,41 @@ def layers_in_a_model_that_is_sharded(run: Run) -> Any:
     return found, trained, whole
 
 
+class Normed(torch.nn.Module):
+    """Layers that were constructed sharded with a norm between, which is too small to be sharded."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        grouped = run.group is not None
+        self.up: Any = etp.Linear(WIDTH, HIDDEN, **run.groups) if grouped else plain_linear(WIDTH, HIDDEN)
+        self.norm = torch.nn.LayerNorm(HIDDEN)
+        self.down: Any = etp.Linear(HIDDEN, WIDTH, **run.groups) if grouped else plain_linear(HIDDEN, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.norm(self.up(x)))
+
+
+def layers_with_a_plain_norm(run: Run) -> Any:
+    def loss(model: torch.nn.Module, number: int) -> torch.Tensor:
+        return model(torch.rand(5, WIDTH, generator=torch.Generator().manual_seed(number))).sin().sum()
+
+    model = run.sharded(built(lambda: Normed(run)))
+    norms = []
+    run.train(
+        model,
+        adamw(model.parameters()),
+        accumulation=2,
+        loss=loss,
+        before_step=lambda model: norms.append(as_bytes(etp.clip_grad_norm_(model.parameters(), 0.05))),
+    )
+    found = run.weights(model)
+    model.load_state_dict(built(lambda: Normed(Run(1)), 9).state_dict())
+    run.train(model, adamw(model.parameters()), loss=loss)
+    if run.group is not None:
+        etp.unshard_(model)
+    return norms, found, run.weights(model)
+
+
 class Ungrouped(torch.nn.Module):
     """Layers that were constructed without a group."""
 

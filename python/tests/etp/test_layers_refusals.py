@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -212,3 +213,37 @@ def test_the_norm_of_a_main_grad_is_that_of_all_rows() -> None:
     for found, largest in launch(_clipped, 2):
         assert found == pytest.approx(norm)
         assert largest == pytest.approx(1 / norm)
+
+
+def _alone(rank: int) -> Any:
+    return [torch.distributed.new_group([each]) for each in range(2)][rank]
+
+
+def _beside(rank: int) -> list[list[str]]:
+    """What a first step says of a plain norm beside a layer."""
+    said = []
+    with etp.init_group(timeout=30) as group, etp.init_group(_alone(rank)) as one:
+        for owner, shards, frozen in (
+            (group, False, False),
+            (group, True, False),
+            (group, False, True),
+            (one, False, False),
+        ):
+            torch.manual_seed(0)
+            layer = etp.Linear(32, 48, etp_group=owner, weight_format="bf16")
+            model = torch.nn.Sequential(layer, torch.nn.LayerNorm(48).requires_grad_(not frozen))
+            if shards:
+                etp.shard_module_(model, group)
+            model(torch.ones(1, 32)).sin().sum().backward()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                torch.optim.SGD(model.parameters(), lr=0.1).step()
+            said.append([str(each.message) for each in caught])
+    return said
+
+
+def test_a_plain_module_beside_layers_is_warned_of() -> None:
+    for (found,), *others in launch(_beside, 2):
+        assert "SGD holds 2 parameters, the first of shape (48,)" in found
+        assert "give the model to etp.shard_module_()" in found
+        assert others == [[]] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from .._compile import left_out, suspend
 from .._refusals import require_same_ranks
 from .._weights.matrix import Model
 from .._weights.parameter import ShardedParameter
+from .._weights.replicated import is_replicated
 from .._weights.weight import Weight
 from .norms import ShardedGradient
 
@@ -130,6 +132,26 @@ def _look_at(optimizer: torch.optim.Optimizer, models: list[Model]) -> None:
     for mesh in sorted(meshes):
         for model in models:
             require_same_ranks(model, mesh, "fully_shard()")
+    _warn_of_others(optimizer, models)
+
+
+def _warn_of_others(optimizer: torch.optim.Optimizer, models: list[Model]) -> None:
+    """Of parameters beside layers that were constructed sharded, which shard_module_() has not seen. The user may add
+    their gradients by other means."""
+    if not all(model.of_layers for model in models) or all(model.core.size == 1 for model in models):
+        return
+    others = [
+        parameter
+        for _, parameter in numbered(optimizer)
+        if type(parameter) is torch.nn.Parameter and parameter.grad is not None and not is_replicated(parameter)
+    ]
+    if others:
+        warnings.warn(
+            f"{type(optimizer).__name__} holds {len(others)} parameters, the first of shape {tuple(others[0].shape)}, "
+            f"that every rank has whole beside {models[0].weights[0].name} and others: nobody adds their gradients "
+            "over the ranks; give the model to etp.shard_module_(), or add them yourself",
+            stacklevel=4,
+        )
 
 
 def _begin(optimizer: torch.optim.Optimizer, updates: Updates) -> None:

@@ -13,6 +13,11 @@ from .post_hooks import PostHook, PostHooks
 from .weight import dtype_name
 
 
+def is_replicated(parameter: torch.Tensor) -> bool:
+    """Whether it is one of them, or was until a wrapper took it."""
+    return hasattr(parameter, "etp_replicated")
+
+
 class Replicated:
     """One of them. Autograd would add this backward's gradient to .grad at once: what has been accumulated before is
     put aside meanwhile, as the additions begin with it."""
@@ -28,6 +33,7 @@ class Replicated:
         self._gradient: torch.Tensor | None = None
         self._sum: torch.Tensor | None = None
         self._handle: RemovableHandle | None = None
+        parameter.etp_replicated = True  # type: ignore[attr-defined]
 
     def attach(self) -> None:
         """Autograd would call post-accumulate hooks before the other ranks' gradients are there: they are kept here.
