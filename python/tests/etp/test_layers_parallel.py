@@ -201,3 +201,65 @@ def test_it_is_not_called_exact() -> None:
 
 def test_parameters_have_the_attributes_that_megatron_gives_them() -> None:
     assert launch(_marked, 2) == [[(True, 1), (False, -1)]] * 2
+
+
+class _Sum(torch.autograd.Function):
+    """Over a tp_group, whose ranks all go on with it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        x = x.clone()
+        torch.distributed.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return gradient, None
+
+
+class Experts(torch.nn.Module):
+    """The caller adds outputs, and then the biases."""
+
+    def __init__(self, tp_group: Any, group: etp.Group | None) -> None:
+        super().__init__()
+        options = {"init_method": _init, "tp_group": tp_group, "etp_group": group}
+        self.up = etp.GroupedLinear(2, WIDTH, HIDDEN, parallel_mode="column", **options)
+        self.down = etp.GroupedLinear(2, HIDDEN, WIDTH, return_bias=True, parallel_mode="row", **options)
+        self.tp_group = tp_group
+
+    def forward(self, x: torch.Tensor, splits: list[int]) -> torch.Tensor:
+        out, biases = self.down(torch.nn.functional.gelu(self.up(x, splits)), splits)
+        out = out if self.tp_group is None else _Sum.apply(out, self.tp_group)
+        return torch.cat([part + bias for part, bias in zip(out.split(splits), biases, strict=True)])
+
+
+def _experts(run: Run, tp_group: Any) -> Weights:
+    def loss(model: torch.nn.Module, number: int) -> torch.Tensor:
+        splits = [3, 5] if number % 2 == 0 else [0, 4]
+        x = torch.rand(sum(splits), WIDTH, generator=torch.Generator().manual_seed(number))
+        return model(x, splits).sin().sum() / 100
+
+    model = built(lambda: Experts(tp_group, run.group))
+    run.train(model, torch.optim.SGD(model.parameters(), lr=1e-1), loss=loss)
+    return {name: run.logical(each).detach().clone() for name, each in model.named_parameters()}
+
+
+def _experts_on_rank(rank: int) -> tuple[Weights, str]:
+    tp_groups = [torch.distributed.new_group([TP * i, TP * i + 1]) for i in range(2)]
+    etp_groups = [torch.distributed.new_group([i, i + TP]) for i in range(TP)]
+    with pytest.raises(tessera.InvalidArgumentError) as refused:
+        etp.GroupedLinear(2, 8, 8, parallel_mode="row", tp_group=tp_groups[rank // TP])
+    with etp.init_group(etp_groups[rank % TP], timeout=30) as group:
+        return _experts(Run(2, rank // TP, group), tp_groups[rank // TP]), str(refused.value)
+
+
+def test_experts() -> None:
+    expected = _experts(Run(2), None)
+    before = dict(built(lambda: Experts(None, None)).named_parameters())
+    for rank, (found, refused) in enumerate(launch(_experts_on_rank, TP * 2)):
+        assert "every rank of the tp_group would add it" in refused
+        for name, value in found.items():
+            dim = {"up.weight": 0, "up.bias": 0, "down.weight": 1}.get(name[:-1])
+            parts = [each if dim is None else each.chunk(TP, dim)[rank % TP] for each in (expected[name], before[name])]
+            torch.testing.assert_close(value, parts[0], rtol=1e-4, atol=1e-6)
+            assert (parts[0] - parts[1]).abs().max() > 1e-4, name

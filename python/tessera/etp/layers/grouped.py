@@ -94,7 +94,7 @@ class GroupedLinear(Layer):
 
     The weights are gathered, quantised and reduced as one list. Other arguments are those of etp.Linear. parallel_mode
     cuts parameters over the tp_group; as in TransformerEngine, the layer does not communicate over it: the caller adds
-    the outputs of "row".
+    the outputs of "row", and the gradients of the input of "column".
 
     Args:
         num_gemms: How many, E.
@@ -119,6 +119,11 @@ class GroupedLinear(Layer):
         self.num_gemms = whole("num_gemms", num_gemms, 1)
         self.in_features, self.out_features = in_features, out_features
         self.parallel_mode, self.return_bias = mode, flag("return_bias", return_bias)
+        if bias and not return_bias and mode == "row" and self._tp.size > 1:
+            raise InvalidArgumentError(
+                f"{self.name}: bias=True with parallel_mode='row': every rank of the tp_group would add it, and the "
+                "caller adds their outputs: give bias=False, or return_bias=True and add it afterwards"
+            )
         cut = {"column": 0, "row": 1}.get(mode or "")
         self._experts = [f"weight{i}" for i in range(num_gemms)]
         self._biases = [f"bias{i}" for i in range(num_gemms)] if flag("bias", bias) else []
