@@ -64,6 +64,22 @@ def test_one_module_is_whole_at_a_time() -> None:
         assert alive == [0, 0, 0, 0]
 
 
+def _kept_for_backward(rank: int) -> list[int]:
+    """Whole weights of eight at a time, in forward and backward."""
+    peaks = []
+    with etp.init_group(timeout=30) as group:
+        for mode in ("deferred", "inline"):
+            model = torch.nn.Sequential(*[etp.Linear(64, 64, etp_group=group, mode=mode) for _ in range(8)])
+            model(torch.ones(4, 64)).sin().sum().backward()
+            peaks.append(etp.report(model).gathered_peak_bytes // (64 * 64 * 4))
+    return peaks
+
+
+def test_the_graph_keeps_no_whole_weights() -> None:
+    for deferred, inline in launch(_kept_for_backward, 2):
+        assert 1 <= deferred <= 3 and 1 <= inline <= 3  # the next one may be prefetched
+
+
 def test_a_closed_group_takes_no_layers() -> None:
     group = etp.init_group()
     group.close()
