@@ -83,7 +83,7 @@ def goes_with(value: Any, shape: torch.Size) -> bool:
 
 
 Updates = list[tuple[Model, list[Weight]]]
-_under_way: dict[int, tuple[Updates, list[tuple[ShardedParameter, ShardedGradient]]]] = {}  # by optimiser
+_under_way: dict[int, tuple[Updates, list[tuple[torch.nn.Parameter, ShardedGradient]]]] = {}  # by optimiser
 _suspended: dict[int, Callable[[], None]] = {}  # by optimiser: what lets torch.compile go on
 
 

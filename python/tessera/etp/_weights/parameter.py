@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch._C import DisableTorchFunctionSubclass, _disabled_torch_function_impl
@@ -15,9 +15,7 @@ from .._autograd.routes import ATTRIBUTES, MOVES, Route, route_of
 from .._compile import left_out, opaque
 from .._refusals import refuse_fully_shard
 from .post_hooks import PostHook
-
-if TYPE_CHECKING:
-    from .weight import Weight
+from .weight import Weight
 
 
 @opaque(ATTRIBUTES)
@@ -101,6 +99,7 @@ class Rows(ShardedParameter):
 
 
 Call.parameter_class = ShardedParameter
+Weight.parameter_classes = (ShardedParameter, Rows)
 
 
 def _routed(route: Route, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

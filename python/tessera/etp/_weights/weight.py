@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
@@ -17,7 +17,6 @@ from .._autograd.inline import Stand
 from .._optim.norms import plain, typed
 from .main_grad import Lent, main_grad_of
 from .matrix import Matrix, Model
-from .parameter import Rows, ShardedParameter
 from .post_hooks import PostHooks
 from .rows import spread_rows
 
@@ -57,6 +56,9 @@ class Weight(Matrix):
         compute: The dtype of the gathered weight.
     """
 
+    # What a user sees, and what that is within an update: parameter.py, which imports this module, sets them.
+    parameter_classes: ClassVar[tuple[Any, Any]]
+
     def __init__(
         self,
         model: Model,
@@ -85,7 +87,7 @@ class Weight(Matrix):
         self.local = rows = self._room()
         with torch.no_grad():
             rows.copy_(self.cut(full))
-        self.parameter = ShardedParameter(rows, self, full.requires_grad)
+        self.parameter: torch.nn.Parameter = self.parameter_classes[0](rows, self, full.requires_grad)
         self.parameter._backward_hooks = full._backward_hooks
         full.sharded_as = name  # type: ignore[attr-defined]  # for optimisers that hold it still
         if model.inline:
@@ -343,7 +345,7 @@ class Weight(Matrix):
 
     def show_rows(self, updating: bool) -> None:
         """Within an update the parameter is its rows."""
-        self.parameter.__class__ = Rows if updating else ShardedParameter
+        self.parameter.__class__ = self.parameter_classes[updating]
         if self.together is not None:
             self.together.clear()
 
