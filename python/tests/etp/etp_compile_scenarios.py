@@ -7,13 +7,31 @@ from typing import Any
 import etp_generic_scenarios as by_hand_scenarios
 import etp_scenarios
 import torch
+import torch.nn.functional as F
 from etp_generic_scenarios import Attention, ByHand, Experts
-from etp_models import Run, Tied, adamw, as_bytes, batch, built, loss_of
+from etp_models import HIDDEN, WIDTH, WORDS, Run, Tied, adamw, as_bytes, batch, built, loss_of
 from etp_scenarios import Recomputed, Reentrant
 from tessera import etp
 
 BACKEND = {"backend": "eager"}  # set for each launch
 OPTIONS = {"min_elements": 256}
+
+
+class Called(torch.nn.Module):
+    """Weights of its own, used by functions, with something to fuse between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = torch.nn.Embedding(WORDS, WIDTH)
+        self.norm = torch.nn.LayerNorm(WIDTH)
+        self.up = torch.nn.Parameter(torch.randn(HIDDEN, WIDTH) / 8)
+        self.down = torch.nn.Parameter(torch.randn(WIDTH, HIDDEN) / 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.emb(ids)
+        hidden = F.linear(self.norm(x), self.up)
+        hidden = F.gelu(hidden) * torch.sigmoid(hidden)
+        return F.linear(F.linear(hidden, self.down) + x, self.emb.weight)
 
 
 def _compiled(run: Run, what: Any, **options: Any) -> Any:
@@ -37,6 +55,10 @@ def by_hand(run: Run) -> Any:
     return _trained(run, ByHand)
 
 
+def functions_of_torch(run: Run) -> Any:
+    return _trained(run, Called)
+
+
 def modules_of_torch(run: Run) -> Any:
     return _trained(run, Attention)
 
@@ -51,7 +73,7 @@ def inline(run: Run) -> Any:
         run.train(_compiled(run, model), adamw(model.parameters()), steps=2)
         return run.weights(model)
 
-    return [trained(kind) for kind in (Tied, ByHand)]
+    return [trained(kind) for kind in (Tied, ByHand, Called)]
 
 
 def checkpointed(run: Run) -> Any:
@@ -65,18 +87,18 @@ def checkpointed(run: Run) -> Any:
 
 
 def frozen_at_run_time(run: Run) -> Any:
-    model = run.sharded(built(ByHand), **OPTIONS)
+    model = run.sharded(built(Called), **OPTIONS)
     optimizer = adamw(model.parameters())
     called = _compiled(run, model)
     for trains in (True, False, True):
-        for parameter in (model.first, model.emb.weight, model.scaled.weight):
+        for parameter in (model.up, model.emb.weight, model.norm.bias):
             parameter.requires_grad_(trains)
         run.train(called, optimizer, steps=1)
     return run.weights(model)
 
 
 def evaluation_between_steps(run: Run) -> Any:
-    model = run.sharded(built(ByHand), **OPTIONS)
+    model = run.sharded(built(Called), **OPTIONS)
     optimizer = adamw(model.parameters())
     called = _compiled(run, model)
     seen = []
@@ -103,7 +125,7 @@ def dynamic_shapes(run: Run) -> Any:
             run.backward(called, loss)
         return run.gradients(model)
 
-    return [trained(kind) for kind in (Tied, ByHand)]
+    return [trained(kind) for kind in (Tied, Called)]
 
 
 def in_place(run: Run) -> Any:
@@ -131,12 +153,12 @@ def compiled_before_sharding(run: Run) -> Any:
         return list(run.weights(model).values())
 
     ways = ("whole", "in place", "a part")
-    return [trained(kind, way, before) for kind in (Tied, ByHand) for way in ways for before in (False, True)]
+    return [trained(kind, way, before) for kind in (Tied, Called) for way in ways for before in (False, True)]
 
 
 def whole_again(run: Run) -> Any:
     """One compiled model within summon() and after unshard_()."""
-    model = run.sharded(built(ByHand), **OPTIONS)
+    model = run.sharded(built(Called), **OPTIONS)
     called = _compiled(run, model)
     run.train(called, adamw(model.parameters()), steps=1)
     ids = batch(7)[0]

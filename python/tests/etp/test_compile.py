@@ -13,7 +13,7 @@ import etp_compile_scenarios
 import pytest
 import tessera
 import torch
-from etp_compile_scenarios import OPTIONS
+from etp_compile_scenarios import OPTIONS, Called
 from etp_generic_scenarios import ByHand
 from etp_models import Run, Tied, adamw, as_bytes, batch, built, loss_of, on_ranks, plainly, scenarios_of
 from tessera import etp
@@ -21,7 +21,6 @@ from torch._dynamo.utils import counters
 from torch_ranks import launch
 
 SCENARIOS = scenarios_of(vars(etp_compile_scenarios))
-BACKENDS = ["aot_eager"]
 
 
 def _with(backend: str, scenario: Callable[[Run], Any], run: Run) -> Any:
@@ -30,21 +29,15 @@ def _with(backend: str, scenario: Callable[[Run], Any], run: Run) -> Any:
     return scenario(run)
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, list[Any]]:
-    cases = {
-        f"{name} {backend}": functools.partial(_with, backend, scenario)
-        for name, scenario in SCENARIOS.items()
-        for backend in BACKENDS
-    }
-    return on_ranks(cases, 2)
+@pytest.fixture(scope="module", params=["aot_eager", pytest.param("eager", marks=pytest.mark.slow)])
+def found(request: pytest.FixtureRequest) -> dict[str, list[Any]]:
+    return on_ranks({name: functools.partial(_with, request.param, each) for name, each in SCENARIOS.items()}, 2)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_bytes_are_those_of_plain_torch(found: dict[str, list[Any]], name: str, backend: str) -> None:
+def test_bytes_are_those_of_plain_torch(found: dict[str, list[Any]], name: str) -> None:
     expected = plainly(SCENARIOS[name], 2)
-    for rank in found[f"{name} {backend}"]:
+    for rank in found[name]:
         assert rank == expected
 
 
@@ -55,7 +48,7 @@ def _alone(kind: Callable[[], torch.nn.Module]) -> Any:
     return etp.shard_module_(model, etp.init_group(), {name.replace(".", r"\."): "f32" for name in names}, **OPTIONS)
 
 
-@pytest.mark.parametrize("kind", [Tied, ByHand])
+@pytest.mark.parametrize("kind", [Tied, ByHand, Called])
 def test_later_steps_compile_nothing(kind: Callable[[], torch.nn.Module]) -> None:
     torch._dynamo.reset()
     model = _alone(kind)
@@ -72,7 +65,8 @@ def test_later_steps_compile_nothing(kind: Callable[[], torch.nn.Module]) -> Non
     assert seen[0][0]["ok"] >= 4  # it did compile
 
 
-def test_what_lies_between_two_uses_is_compiled() -> None:
+@pytest.mark.parametrize("kind", [Tied, Called])
+def test_what_lies_between_two_uses_is_compiled(kind: Callable[[], torch.nn.Module]) -> None:
     torch._dynamo.reset()
     graphs: list[list[str]] = []
 
@@ -80,7 +74,7 @@ def test_what_lies_between_two_uses_is_compiled() -> None:
         graphs.append([getattr(node.target, "__name__", "") for node in module.graph.nodes if node.op != "placeholder"])
         return module.forward
 
-    loss_of(torch.compile(_alone(Tied), backend=note), 0)
+    loss_of(torch.compile(_alone(kind), backend=note), 0)
     assert any("gelu" in graph for graph in graphs)
 
 
@@ -104,7 +98,7 @@ def test_a_thread_compiles() -> None:
     assert found == [as_bytes(plain(batch(0)[0]))]
 
 
-def _layers(backend: str, rank: int) -> list[bytes]:
+def _layers(rank: int) -> list[bytes]:
     """With and without the compiler."""
     torch._dynamo.reset()
     found = []
@@ -119,7 +113,7 @@ def _layers(backend: str, rank: int) -> list[bytes]:
                 etp.Linear(32, 203, etp_group=group),
             ]
             model = etp.shard_module_(torch.nn.Sequential(*parts), group)
-            called = torch.compile(model, backend=backend) if compiles else model
+            called = torch.compile(model, backend="aot_eager") if compiles else model
             optimizer = adamw(model.parameters())
             for number in range(3):
                 loss_of(called, 2 * number + rank).backward()
@@ -129,9 +123,8 @@ def _layers(backend: str, rank: int) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_layers_that_are_constructed_sharded(backend: str) -> None:
-    for plain, compiled in launch(functools.partial(_layers, backend), 2):
+def test_layers_that_are_constructed_sharded() -> None:
+    for plain, compiled in launch(_layers, 2):
         assert compiled == plain
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from etp_models import HIDDEN, WIDTH, WORDS, Tied, batch, built, loss_of
+from etp_compile_scenarios import Called
+from etp_models import Tied, batch, built, loss_of
 from tessera import etp
 from torch._dynamo.utils import counters
 from torch_ranks import launch
@@ -20,23 +20,6 @@ pytestmark = pytest.mark.slow
 
 BOUND = 1e-5  # of each weight's largest element, after the steps below; 6e-7 was seen
 STEPS = 3
-
-
-class Called(torch.nn.Module):
-    """Weights of its own, used by functions, with something to fuse between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.emb = torch.nn.Embedding(WORDS, WIDTH)
-        self.norm = torch.nn.LayerNorm(WIDTH)
-        self.up = torch.nn.Parameter(torch.randn(HIDDEN, WIDTH) / 8)
-        self.down = torch.nn.Parameter(torch.randn(WIDTH, HIDDEN) / 8)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.emb(ids)
-        hidden = F.linear(self.norm(x), self.up)
-        hidden = F.gelu(hidden) * torch.sigmoid(hidden)
-        return F.linear(F.linear(hidden, self.down) + x, self.emb.weight)
 
 
 Kind = Callable[[], torch.nn.Module]
