@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 
+from .._errors import UnimplementedError
+
 _Kind = TypeVar("_Kind", bound=type)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -67,6 +69,16 @@ def leave_out_of_graphs() -> None:
     if hasattr(config, "nontraceable_tensor_subclasses"):  # torch 2.8 and newer
         config.nontraceable_tensor_subclasses |= _opaque
     _told_here.set(True)
+
+
+def refuse_compiled_autograd(name: str) -> None:
+    """Throws within a backward that the compiler runs as graphs: gradients of sharded weights are no tensors there."""
+    compiler = sys.modules.get("torch._dynamo.compiled_autograd")
+    if compiler is not None and compiler.in_compiled_autograd_region:
+        raise UnimplementedError(
+            f"{name} is sharded, and torch's compiled autograd cannot pass through it: leave "
+            "torch._dynamo.config.compiled_autograd off; compiled forwards have compiled backwards without it"
+        )
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:

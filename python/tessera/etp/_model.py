@@ -17,7 +17,7 @@ from .._closing import Closing, close_at_exit
 from .._errors import CancelledError, InvalidArgumentError
 from ._autograd.generic import refuse_transforms
 from ._autograd.modules import Sharded, has_group
-from ._compile import leave_out_of_graphs, left_out
+from ._compile import leave_out_of_graphs, left_out, refuse_compiled_autograd
 from ._group import Group
 from ._states.logical import watch_states
 from ._weights.matrix import Listed
@@ -257,6 +257,7 @@ class ShardedModel(Closing):
         also that of one inside another (a checkpoint's), which has joined before."""
         if task in self._tasks:
             return
+        refuse_compiled_autograd(self.weights[0].name if self.weights else "the model")
         self._tasks.append(task)
         joined = _joined.setdefault(task, [])
         joined.append(self)

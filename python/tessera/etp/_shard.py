@@ -75,7 +75,7 @@ def shard_module_(
     stays one. Experts [E, F, K] are E weights, each gathered where it is used. A convolution's weight is cut by its
     first dim, others of more than two dims as matrices of their last one. Every other
     parameter stays whole on every rank; its gradients are added over the group. Call it on every rank with the same
-    weights, before the optimiser is made and before the model is compiled. Collective.
+    weights, before the optimiser is made. What torch.compile() has returned may be given, too. Collective.
 
     With one rank, weights without a format are left as they are: the model is as it was. Layers that were constructed
     sharded (etp.Linear, ...) keep their groups and formats; those that were constructed without a group are sharded.

@@ -86,6 +86,17 @@ def test_one_graph_is_refused_with_the_reason(kind: Callable[[], torch.nn.Module
         called(batch(0)[0])
 
 
+def test_compiled_autograd_is_refused_by_name() -> None:
+    torch._dynamo.reset()
+    model = _alone(Tied)
+    loss = loss_of(model, 0)
+    with (
+        torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")),
+        pytest.raises(tessera.UnimplementedError, match="compiled autograd cannot pass through it"),
+    ):
+        loss.backward()
+
+
 def test_a_thread_compiles() -> None:
     """The compiler keeps settings by thread."""
     torch._dynamo.reset()
