@@ -6,14 +6,13 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from .. import _core
 from .._arguments import flag, text
-from .._errors import InvalidArgumentError, MismatchError, NotFoundError
+from .._errors import Error, InvalidArgumentError, MismatchError, NotFoundError
 from .._tensors.layouts import is_dtensor
 from .._tensors.torch import written
 from ..etp._views import update
@@ -22,6 +21,7 @@ from ._folder import INDEX, is_optimizer_index, mark_of, read_json
 from ._optimizer import Saved, names_of, require_groups, saved_of, state_tensor
 from ._parts import Region, parts_of
 from ._ranks import Ranks, ranks_of
+from ._reader import Reader, WholeTensors, open_reader
 
 _SHOWN = 5  # names of a kind in a message
 _ATTEMPTS = 5
@@ -77,8 +77,8 @@ def load(
 
 
 class _Opened(NamedTuple):
-    model: _core.Checkpoint
-    optimizer: _core.Checkpoint | None
+    model: Reader
+    optimizer: WholeTensors | None
     saved: Saved | None
     digest: str
 
@@ -99,7 +99,7 @@ class _Loading:
             self._model = parts_of(model)
             self._names = None if optimizer is None else names_of(optimizer, self._model)
             self._opened = _opened(self._path, optimizer is not None)
-            self._tensors = {name: (dtype, shape) for name, dtype, shape in self._opened.model.tensors}
+            self._tensors = self._opened.model.tensors
             missing, unexpected = self._compare()
             if optimizer is not None and self._opened.saved is not None:
                 require_groups(optimizer, self._names or [], self._opened.saved, self._path)
@@ -158,16 +158,18 @@ class _Loading:
                 failed.append(error)
 
         def done() -> None:
-            if failed:
-                raise type(failed[0])(*failed[0].args) from failed[0]
+            for error in failed:
+                if isinstance(error, Error):
+                    raise type(error)(f"{error}; the model holds only a part of the checkpoint now") from None
+                raise error
 
-        self._ranks.share("load: read; the model holds parts of the checkpoint now", done)
+        self._ranks.share("load: read", done)
 
     def _plan_optimizer(self, saved: Saved) -> None:
         """Checks the states' tensors."""
         checkpoint = self._opened.optimizer
         assert checkpoint is not None
-        tensors = {name: (dtype, shape) for name, dtype, shape in checkpoint.tensors}
+        tensors = checkpoint.tensors
         self._states: list[tuple[int, str, str, str, tuple[int, ...]]] = []
         for number, name in enumerate(self._names or []):
             for key in saved.tensors.get(name, []):
@@ -204,14 +206,11 @@ class _Loading:
         optimizer.load_state_dict(self._state)
 
 
-def _read(checkpoint: _core.Checkpoint, name: str, regions: Iterable[Region], memory: torch.Tensor) -> None:
+def _read(reader: Reader, name: str, regions: Sequence[Region], memory: torch.Tensor) -> None:
     if not memory.numel():
         return
     packed = memory if memory.is_contiguous() else torch.empty(memory.shape, dtype=memory.dtype)
-    address, room = packed.data_ptr(), packed.numel() * packed.element_size()
-    for region in regions:
-        read = checkpoint.read_slice(name, region, address, room)
-        address, room = address + read, room - read
+    reader.read(name, regions, packed)
     if packed is not memory:
         memory.copy_(packed)
 
@@ -235,21 +234,21 @@ def _index_of(path: str) -> bytes:
 
 
 def _open_once(path: str, optimizer: bool) -> _Opened:
-    checkpoint = _core.Checkpoint.open(path)
-    found = checkpoint.path
-    digest = hashlib.blake2b(json.dumps(checkpoint.tensors).encode(), digest_size=16)
-    index = read_json(found) if found.endswith(".json") else {}
-    digest.update(json.dumps(index.get("weight_map")).encode())
-    if not optimizer:
-        return _Opened(checkpoint, None, None, digest.hexdigest())
-    name = (mark_of(index) or {}).get("optimizer")
-    if not is_optimizer_index(name):
-        raise NotFoundError(f"{found}: it has no optimiser: load(model, None, path) loads only the model")
-    beside = os.path.join(os.path.dirname(found), name)
-    states = _core.Checkpoint.open(beside)
-    metadata = read_json(beside).get("metadata", {})
-    digest.update(json.dumps([states.tensors, metadata]).encode())
-    return _Opened(checkpoint, states, saved_of(metadata, beside), digest.hexdigest())
+    reader = open_reader(path)
+    index = read_json(reader.path) if reader.path.endswith(".json") else {}
+    told: list[Any] = [reader.tensors, index.get("weight_map"), reader.metadata]
+    states = saved = None
+    if optimizer:
+        name = (mark_of(index) or {}).get("optimizer")
+        if not is_optimizer_index(name):
+            raise NotFoundError(f"{reader.path}: it has no optimiser: load(model, None, path) loads only the model")
+        beside = os.path.join(os.path.dirname(reader.path), name)
+        states = WholeTensors(beside)
+        metadata = read_json(beside).get("metadata", {})
+        saved = saved_of(metadata, beside)
+        told += [states.tensors, metadata]
+    digest = hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16)
+    return _Opened(reader, states, saved, digest.hexdigest())
 
 
 def _shown(dtype: str, shape: tuple[int, ...]) -> str:
