@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import pathlib
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import tessera
 import torch
 from killing import die, on_ranks, stepping
 from safetensors.torch import load_file
 from saved_files import bytes_of, index_of, optimizer_index, require_nothing_but_elements, tensors_of
 from tessera import checkpoint
+from tessera.checkpoint import _load
 
 State = dict[str, bytes]
 
@@ -170,3 +176,67 @@ def test_a_second_save_into_a_folder_is_refused_while_one_is_under_way(tmp_path:
 
     assert on_ranks(1, twice) == ["[7]"]
     assert require_nothing_but_elements(folder) > 0
+
+
+def test_a_load_while_another_job_saves_has_the_old_one_or_the_new_one(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "saved"
+    checkpoint.save(*_trained(1), folder)
+    opened = _load.open_reader
+
+    def late(path: str) -> Any:
+        """What happens to one who has read the old index."""
+        monkeypatch.setattr(_load, "open_reader", opened)
+        old = index_of(folder)["weight_map"]["0.weight"]
+        checkpoint.save(*_trained(2), folder, metadata={"steps": "2"})
+        return opened(str(folder / old))
+
+    monkeypatch.setattr(_load, "open_reader", late)
+    model, optimizer = _trained(0)
+    assert checkpoint.load(model, optimizer, folder).metadata["steps"] == "2"
+    assert bytes_of(model.state_dict()) == bytes_of(_trained(2)[0].state_dict())
+
+
+def test_a_file_that_ends_while_it_is_read(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "saved"
+    checkpoint.save(*_trained(1), folder)
+    opened = _load.open_reader
+
+    def shortened(path: str) -> Any:
+        reader = opened(path)
+        (name,) = set(index_of(folder)["weight_map"].values())
+        os.truncate(folder / name, (folder / name).stat().st_size - 8)
+        return reader
+
+    monkeypatch.setattr(_load, "open_reader", shortened)
+    with pytest.raises(tessera.InvalidArgumentError, match="truncated; the model holds only a part of the checkpoint"):
+        checkpoint.load(_trained(0)[0], None, folder)
+
+
+def test_a_full_disk_leaves_the_old_one(tmp_path: pathlib.Path, states: list[State]) -> None:
+    """A tmpfs of its own, in a process with mounts of its own."""
+    script = (
+        f"import sys; sys.path[:0] = {sys.path!r}\n"
+        "import pathlib, test_save_kills as kills, torch, tessera\n"
+        "from tessera import checkpoint\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "checkpoint.save(*kills._trained(1), folder)\n"
+        "files = sorted(path.name for path in folder.iterdir())\n"
+        "try:\n"
+        "    checkpoint.save(torch.nn.Linear(1000, 1000), None, folder)\n"
+        "except tessera.ResourceExhaustedError as error:\n"
+        "    assert 'cannot write 4' in str(error) and 'bytes free' in str(error), error\n"
+        "    assert sorted(path.name for path in folder.iterdir()) == files\n"
+        "    print(repr(kills._saved(folder)))\n"
+    )
+    mounted = f'mount -t tmpfs -o size=2m none {tmp_path} && exec "$0" -c "$1"'
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", mounted, sys.executable, script]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    except FileNotFoundError:
+        pytest.skip("no unshare here")
+    if run.returncode != 0 and ("unshare" in run.stderr or "mount" in run.stderr):
+        pytest.skip("no right to mount a tmpfs")
+    assert run.returncode == 0, run.stderr
+    assert ast.literal_eval(run.stdout) == states[1]
