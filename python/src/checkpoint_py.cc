@@ -120,6 +120,18 @@ void bind_checkpoint(nb::module_& module) {
   bind_reader(module);
   bind_writer(module);
   module.def(
+      "write_safetensors",
+      [](const std::string& path, const std::vector<std::tuple<std::string, std::string, Shape, uintptr_t>>& tensors,
+         const Metadata& metadata) {
+        const nb::gil_scoped_release released;
+        std::vector<TensorView> views;
+        for (const auto& [name, dtype, shape, address] : tensors)
+          views.push_back({name, parse_dtype(dtype), shape, at_address<const std::byte>(address)});
+        return write_safetensors(path, views, metadata);
+      },
+      nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"),
+      "Writes a file of whole tensors, (name, dtype, shape, address) each; returns its size.");
+  module.def(
       "spread_over_files",
       [](const std::vector<TensorTuple>& tensors, int files) { return spread_over_files(infos_from(tensors), files); },
       nb::arg("tensors"), nb::arg("files"), "Which file each tensor goes to, so that they have about equal bytes.");

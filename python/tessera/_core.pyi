@@ -809,6 +809,11 @@ class SharedSafetensors:
     def bytes(self) -> int:
         """Of the whole file."""
 
+def write_safetensors(path: str, tensors: Sequence[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> int:
+    """
+    Writes a file of whole tensors, (name, dtype, shape, address) each; returns its size.
+    """
+
 def spread_over_files(tensors: Sequence[tuple[str, str, Sequence[int]]], files: int) -> list[int]:
     """Which file each tensor goes to, so that they have about equal bytes."""
 
