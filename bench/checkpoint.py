@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""How fast ranks save and load a checkpoint together, beside as many processes that have nothing to do with each other.
+"""How fast ranks save and load a checkpoint together, beside as many processes without anything in common.
 
     PYTHONPATH=build/cpu/python python bench/checkpoint.py                  # 1 GB of ETP weights on 2 ranks
     PYTHONPATH=build/cpu/python python bench/checkpoint.py --megabytes 64 --rounds 3 --folder /dev/shm
 
-Every rank holds half of the rows of each weight. In turns, all ranks call `tessera.checkpoint.save()`, and each process
-writes the same bytes by itself, by `write_safetensors()` into a file of its own: what the machine gives. Both end with
-the bytes on the disk, into a folder that holds the file of the round before, and begin together. The slowest process
-counts. `ratio` is the plain time over that of save(), of each pair of turns; to reach: 0.8. Loads are from the page cache,
-beside reading the rows with `readinto()`.
+Every rank holds an equal part of the rows of each weight. In turns, all ranks call `tessera.checkpoint.save()`, and
+each process writes the same bytes by `write_safetensors()` into a file of its own: what the machine gives. Both end
+with the bytes on the disk, in a folder that holds those of the round before. The slowest process counts. `ratio` is the
+plain time over that of save(), of each pair of turns; to reach: 0.8. Loads are from the page cache, beside reading the
+rows with `readinto()`.
 """
 
 from __future__ import annotations

@@ -108,6 +108,7 @@ class _Loading:
                 "said": [self._path, self._strict, self._opened.digest],
                 "missing": missing,
                 "unexpected": unexpected,
+                "cut": [part.name for part in self._model.parts.values() if part.says],
             }
 
         said = self._ranks.share("load: open", look)
@@ -116,6 +117,9 @@ class _Loading:
                 f"load(): ranks give different arguments, or see different checkpoints in {self._path}: call it with "
                 "the same ones on all ranks, and not while another job saves there"
             )
+        cut = {name for each in said for name in each["cut"]}
+        for name, part in self._model.parts.items():
+            self._model.parts[name] = part.as_said(cut)
         missing = sorted({name for each in said for name in each["missing"]})
         unexpected = sorted(set.intersection(*[set(each["unexpected"]) for each in said]))
         if self._strict and (missing or unexpected):

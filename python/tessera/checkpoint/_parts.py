@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from .._core import Partial
+from .._core import Layout, Partial, StridedShard
 from .._errors import InvalidArgumentError
 from .._tensors.location import Location, element_type, refusal
 from .._tensors.modules import walk_module
@@ -30,6 +30,14 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
     regions: list[Region]  # what this rank holds, one after the other in the order of its memory
     memory: torch.Tensor  # this rank's elements, of any strides
+    others: list[Region] | None = None  # instead of `regions`, if another rank says that the tensor is cut as it says
+    says: bool = False  # how a _StridedShard cuts the tensor
+
+    def as_said(self, names: Collection[str]) -> Part:
+        """names: Of tensors of which a rank says how they are cut."""
+        if self.others is None or self.name not in names:
+            return self
+        return self._replace(regions=self.others, others=None)
 
 
 class Model(NamedTuple):
@@ -99,10 +107,20 @@ def _located(name: str, tensor: torch.Tensor, at: Location) -> Part:
         return Part(name, at.dtype, at.shape, [whole] if size_of(whole) else [], memory)
     if any(isinstance(each, Partial) for each in at.layout.placements):
         raise refusal(name, f"{at.layout} has terms of sums, not values: redistribute() it first")
+    regions = _owned(at, at.layout)
+    assert regions is not None
+    assert at.global_shape is not None
+    says = any(isinstance(each, StridedShard) for each in at.layout.placements)
+    return Part(name, at.dtype, at.global_shape, regions, memory, _owned(at, at.other_layout), says)
+
+
+def _owned(at: Location, layout: Layout | None) -> list[Region] | None:
+    if layout is None:
+        return None
     assert at.global_shape is not None
     assert at.rank is not None
-    owned = at.layout.owned(at.global_shape, at.rank)
-    return Part(name, at.dtype, at.global_shape, [] if owned is None else [tuple(owned)], memory)
+    owned = layout.owned(at.global_shape, at.rank)
+    return [] if owned is None else [tuple(owned)]
 
 
 # --- tensor parallelism of etp's layers

@@ -31,30 +31,50 @@ class Plan(NamedTuple):
 
 def told(parts: Iterable[Part]) -> list[Any]:
     """As JSON; a region that is the whole tensor is null."""
-    return [[part.name, part.dtype, part.shape, [_short(each, part.shape) for each in part.regions]] for part in parts]
+
+    def short(regions: list[Region] | None, shape: Sequence[int]) -> Any:
+        return None if regions is None else [None if each == _whole(shape) else each for each in regions]
+
+    return [
+        [part.name, part.dtype, part.shape, short(part.regions, part.shape), short(part.others, part.shape), part.says]
+        for part in parts
+    ]
 
 
-def heard(rank: int, value: Any) -> list[Holding]:
-    """What told() gave on that rank. Raises MismatchError for anything else."""
-    try:
-        return [_holding(*each) for each in value]
-    except (TypeError, ValueError):
-        raise MismatchError(f"rank {rank} tells no list of tensors: run the same release on all ranks") from None
-
-
-def _short(region: Region, shape: Sequence[int]) -> Any:
-    return None if region == _whole(shape) else region
+def heard(values: Sequence[Any]) -> tuple[list[list[Holding]], set[str]]:
+    """Of what told() gave on each rank: what ranks hold, and the names of tensors of which one says how they are cut.
+    Raises MismatchError for anything else."""
+    said: set[str] = set()
+    found: list[list[tuple[Holding, Holding | None]]] = []
+    for rank, value in enumerate(values):
+        try:
+            found.append([_holdings(said, *each) for each in value])
+        except (TypeError, ValueError):
+            raise MismatchError(f"rank {rank} tells no list of tensors: run the same release on all ranks") from None
+    held = [
+        [other if other is not None and first.name in said else first for first, other in holdings]
+        for holdings in found
+    ]
+    return held, said
 
 
 def _whole(shape: Sequence[int]) -> Region:
     return tuple(((0, size),) for size in shape)
 
 
-def _holding(name: Any, dtype: Any, shape: Any, regions: Any) -> Holding:
+def _holdings(
+    said: set[str], name: Any, dtype: Any, shape: Any, regions: Any, others: Any, says: Any
+) -> tuple[Holding, Holding | None]:
     if not isinstance(name, str) or dtype not in dtypes():
         raise ValueError
+    if says:
+        said.add(name)
     sizes = tuple(_number(size) for size in shape)
-    return Holding(name, dtype, sizes, tuple(_region(each, sizes) for each in regions))
+
+    def held(regions: Any) -> Holding:
+        return Holding(name, dtype, sizes, tuple(_region(each, sizes) for each in regions))
+
+    return held(regions), None if others is None else held(others)
 
 
 def _region(value: Any, shape: Sequence[int]) -> Region:

@@ -15,7 +15,7 @@ from .._errors import InvalidArgumentError, MismatchError
 from ._folder import INDEX, MARK, Folder, data_file, hidden, optimizer_index
 from ._optimizer import States, merged, states_of
 from ._parts import Part, parts_of, size_of
-from ._plan import Holding, Plan, heard, plan, told
+from ._plan import Plan, heard, plan, told
 from ._ranks import Ranks, ranks_of
 
 
@@ -123,8 +123,8 @@ class _Saving:
         rank, size = self._ranks.rank, self._ranks.size
 
         def add(kind: str, parts: list[Part], values: list[Any]) -> None:
-            held: list[list[Holding]] = [heard(rank, value) for rank, value in enumerate(values)]
-            self._files.append(_Files(kind, parts, plan(held, size), rank))
+            held, cut = heard(values)
+            self._files.append(_Files(kind, [part.as_said(cut) for part in parts], plan(held, size), rank))
 
         add("model", parts, [each["model"] for each in said])
         if states:

@@ -9,13 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import tessera
 import torch
 from etp_models import as_bytes
 from saved_files import bytes_of, optimizer_index, require_nothing_but_elements, tensors_of
 from tessera import checkpoint, etp
 from test_torch_parallel import WAYS, WORLD, Block, fill
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch_ranks import launch
 
 Make = Callable[[nn.Module], nn.Module]
@@ -116,3 +119,34 @@ def test_it_is_saved_as_the_plain_model(way: str, results: Any, expected: Any) -
 def test_it_is_loaded_from_another_way_and_goes_on(way: str, results: Any, expected: Any) -> None:
     assert [each[way] for each in results] == [expected[1][0]] * WORLD
     assert [each[f"{way}, stepped"] for each in results] == [expected[1][1]] * WORLD
+
+
+def _strided(rank: int, folder: pathlib.Path) -> dict[str, Any]:
+    """Placements that may stand for two cuts: local shapes of some ranks fit both."""
+    mesh = init_device_mesh("cpu", (3, 2))
+    placements = [_StridedShard(0, split_factor=2), Shard(0)]
+    found: dict[str, Any] = {"layouts": []}
+    model, again = nn.Module(), nn.Module()
+    for rows in range(3, 16):
+        whole = torch.arange(rows * 3.0).view(rows, 3)
+        for each, full in ((model, whole), (again, torch.zeros_like(whole))):
+            tensor = distribute_tensor(full, mesh, placements, src_data_rank=None)
+            parameter: Any = nn.Parameter(tensor)
+            parameter._spec.use_strided_shard_as_shard_order = True  # as torch before 2.11 always took them
+            each.register_parameter(f"rows{rows}", parameter)
+        found["layouts"].append(str(tessera.layout_of(model.get_parameter(f"rows{rows}"))))
+    checkpoint.save(model, None, folder)
+    checkpoint.load(again, None, folder)
+    for (name, one), other in zip(model.named_parameters(), again.parameters(), strict=True):
+        found[name] = torch.equal(one._local_tensor, other._local_tensor)
+    return found
+
+
+def test_placements_that_may_stand_for_two_cuts(tmp_path: pathlib.Path) -> None:
+    results = launch(functools.partial(_strided, folder=tmp_path), WORLD)
+    layouts = [each.pop("layouts") for each in results]
+    assert any(each != layouts[0] for each in layouts)  # some ranks cannot know
+    assert all(all(each.values()) for each in results)
+    for rows in range(3, 16):
+        expected = torch.arange(rows * 3.0).view(rows, 3)
+        assert torch.equal(tensors_of(tmp_path)[f"rows{rows}"], expected), rows
