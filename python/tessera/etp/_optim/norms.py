@@ -62,8 +62,10 @@ class ShardedGradient(torch.Tensor):
 
 def typed(rows: torch.Tensor, weight: Rows) -> torch.Tensor:
     """The same memory, as a gradient of that weight."""
-    if weight.group.size == 1:
-        return rows
+    return rows if weight.group.size == 1 else _as_sharded(rows, weight)
+
+
+def _as_sharded(rows: torch.Tensor, weight: Rows) -> torch.Tensor:
     gradient: ShardedGradient = torch.Tensor._make_subclass(ShardedGradient, rows)
     gradient.etp, gradient.rows = weight, rows
     return gradient
@@ -105,11 +107,14 @@ def clip_grad_norm_(
 
 
 def _gradient_of(parameter: torch.Tensor) -> torch.Tensor:
-    """Of a sharded parameter as such, also one that the caller has set, such as its main_grad."""
+    """Of a sharded parameter as such, also one that the caller has set, such as its main_grad. One rank has a stack's
+    gradient as a plain tensor, and adds it up by experts, too."""
     gradient = parameter.grad
     assert gradient is not None
     weight = getattr(parameter, "etp", None)
-    return gradient if weight is None or type(gradient) is ShardedGradient else typed(gradient, weight)
+    if weight is None or type(gradient) is ShardedGradient:
+        return gradient
+    return _as_sharded(gradient, weight) if weight.lead else typed(gradient, weight)
 
 
 def _norm_of_all(parameters: list[torch.Tensor], order: float) -> float:

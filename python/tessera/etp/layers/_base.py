@@ -108,7 +108,9 @@ class Layer(Constructed):
             if value and etp_group is None:
                 raise InvalidArgumentError(f"{kind}: {argument}={value!r} needs an etp_group=")
         if flag("native", native) and is_plain(weight_format):
-            raise InvalidArgumentError(f"{kind}: native=True needs a quantised weight_format=, not {weight_format!r}")
+            raise InvalidArgumentError(
+                f"{kind}: native=True needs a quantised weight_format=, not {weight_format or None!r}"
+            )
         dtype = torch.get_default_dtype() if params_dtype is None else params_dtype
         if not can_shard(dtype):
             raise InvalidArgumentError(f"{kind}: params_dtype={dtype}: float32, bfloat16 and float16 are possible")
