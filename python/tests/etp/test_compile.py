@@ -195,3 +195,35 @@ def test_ranks_compile_at_different_speeds(tmp_path: pathlib.Path) -> None:
 def test_a_rank_that_compiles_for_too_long_is_named(tmp_path: pathlib.Path) -> None:
     waited, _ = launch(functools.partial(_at_different_speeds, tmp_path, 2), 2)
     assert "waited 2 s for rank(s) 1 to drain gradients" in waited
+
+
+class Branches(torch.nn.Module):
+    """Three layers of one input, which a graph makes and another one uses again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = torch.nn.Embedding(203, 32)
+        self.norm = torch.nn.LayerNorm(32)
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(3))
+        self.head = torch.nn.Linear(32, 203)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.emb(ids)
+        normed = self.norm(x)
+        q, k, v = (part(normed) for part in self.parts)
+        return self.head(x + torch.nn.functional.scaled_dot_product_attention(q, k, v) * normed.sigmoid())
+
+
+def test_gradients_are_those_of_plain_torch_with_the_same_breaks() -> None:
+    """Which may be others than without breaks: a graph adds gradients by itself."""
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    model, plain = _alone(Branches), built(Branches)
+    for each in plain.modules():
+        if isinstance(each, (torch.nn.Linear, torch.nn.Embedding)):
+            each.forward = torch.compiler.disable(each.forward)
+    for each in (model, plain):
+        loss_of(torch.compile(each, backend="aot_eager"), 0).backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert theirs.grad is not None
+        assert torch.equal(etp.logical(ours.grad), theirs.grad)
