@@ -138,7 +138,7 @@ TEST(SharedSafetensors, SlicesAreChecked) {
   const auto file = SharedSafetensors::create(folder / "a", model.infos, kMetadata);
   const std::string before = folder.read("a");
   const std::vector<std::byte> bytes(4096, std::byte{1});
-  const auto writing = [&](const std::string& name, std::vector<Interval> dims, size_t count) {
+  const auto writing = [&](const std::string& name, const std::vector<Interval>& dims, size_t count) {
     std::vector<IntervalSet> sets;
     for (const Interval& interval : dims) sets.emplace_back(interval);
     return status_of([&] { file.write_slice(name, Region(std::move(sets)), std::span(bytes).first(count)); });

@@ -50,13 +50,14 @@ def _killed(rank: Rank, folder: pathlib.Path, step: str) -> str:
 
 
 @pytest.mark.parametrize("step", ["create", "write_slice", "sync"])
-def test_the_others_say_that_a_rank_is_lost(jobs: Jobs, folder: pathlib.Path, step: str) -> None:
+def test_the_others_say_that_a_rank_is_lost(folder: pathlib.Path, step: str) -> None:
     saved = folder / "saved"
-    ranks = jobs.start("torch", _killed, saved, step, world=2)
-    ranks[1].hear()
-    ranks[1].kill()
-    assert "save: " in ranks[0].hear()
-    ranks[0].kill()
+    with Jobs(folder, forked=True) as jobs:
+        ranks = jobs.start("torch", _killed, saved, step, world=2)
+        ranks[1].hear()
+        ranks[1].kill()
+        assert "save: " in ranks[0].hear()
+        ranks[0].kill()
     assert bytes_of(tensors_of(saved)) == bytes_of(_model(1.0).state_dict())
     model = _model(0.0)
     checkpoint.load(model, None, saved)
