@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, TypeGuard
 
+from .._arguments import text
 from .._errors import AlreadyExistsError, InvalidArgumentError
 
 INDEX = "model.safetensors.index.json"
@@ -48,9 +49,9 @@ def hidden(name: str) -> str:
 def read_json(path: str) -> dict[str, Any]:
     """REQUIRES: the core has opened it as an index, which limits size and depth; a file may change since."""
     with open(path, "rb") as file:
-        text = file.read(_MOST_BYTES + 1)
+        content = file.read(_MOST_BYTES + 1)
     try:
-        found = json.loads(text)
+        found = json.loads(content)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("metadata", {}), dict):
@@ -62,6 +63,18 @@ def mark_of(index: dict[str, Any]) -> dict[str, Any] | None:
     """What save() wrote of the generation; None for other writers."""
     found = index.get("metadata", {}).get(MARK)
     return found if isinstance(found, dict) else None
+
+
+def _files_of(index: dict[str, Any]) -> set[str]:
+    weights = index.get("weight_map")
+    return {name for name in weights.values() if isinstance(name, str)} if isinstance(weights, dict) else set()
+
+
+def path_of(path: Any) -> str:
+    try:
+        return text("path", os.fspath(path))
+    except TypeError:
+        raise InvalidArgumentError(f"path {path!r}: give a str or a path") from None
 
 
 class Folder:
@@ -99,12 +112,10 @@ class Folder:
             mark = mark_of(index)
             if mark is None:
                 foreign = INDEX
-            weights = index.get("weight_map")
-            self._current = {INDEX, *(weights.values() if isinstance(weights, dict) else ())}
+            self._current = {INDEX, *_files_of(index)}
             optimizer = (mark or {}).get("optimizer")
             if is_optimizer_index(optimizer):
-                states = read_json(self._at(optimizer)).get("weight_map")
-                self._current |= {optimizer, *(states.values() if isinstance(states, dict) else ())}
+                self._current |= {optimizer, *_files_of(read_json(self._at(optimizer)))}
         if foreign:
             raise InvalidArgumentError(
                 f"{self.path}: it holds {foreign}, which save() has not written and does not replace: give another "
@@ -147,10 +158,10 @@ class Folder:
         self._remove(self._current - {INDEX})
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        text = json.dumps(content, indent=1, ensure_ascii=False).encode()
+        written = json.dumps(content, indent=1, ensure_ascii=False).encode()
         descriptor = os.open(self._at(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with open(descriptor, "wb") as file:
-            file.write(text)
+            file.write(written)
             file.flush()
             os.fsync(descriptor)
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._arguments import flag, text
+from .._arguments import flag
 from .._errors import Error, InvalidArgumentError, MismatchError, NotFoundError
 from .._tensors.layouts import is_dtensor
 from .._tensors.torch import written
 from ..etp._views import update
 from ..etp._weights.parameter import ShardedParameter
-from ._folder import INDEX, is_optimizer_index, mark_of, read_json
+from ._folder import INDEX, is_optimizer_index, mark_of, path_of, read_json
 from ._optimizer import Saved, names_of, require_groups, saved_of, state_tensor
 from ._parts import Region, parts_of
 from ._ranks import Ranks, ranks_of
@@ -94,7 +94,7 @@ class _Loading:
 
     def open(self, model: torch.nn.Module, optimizer: Any, path: Any, strict: Any) -> None:
         def look() -> dict[str, Any]:
-            self._path = text("path", os.fspath(path))
+            self._path = path_of(path)
             self._strict = flag("strict", strict)
             self._model = parts_of(model)
             self._names = None if optimizer is None else names_of(optimizer, self._model)

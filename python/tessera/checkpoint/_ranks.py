@@ -44,7 +44,8 @@ class Ranks:
             told: dict[str, Any] = {"value": function()}
         except BaseException as error:  # an interrupt, too: the others would wait
             own = _as_ours(error) if isinstance(error, OSError) else error
-            told = {"error": [getattr(own, "code", "internal"), str(own) or type(own).__name__]}
+            code = "internal" if isinstance(own, Exception) else "cancelled"
+            told = {"error": [getattr(own, "code", code), str(own) or type(own).__name__]}
         blobs = self._told(what, json.dumps(told).encode())
         if own is not None:
             raise own

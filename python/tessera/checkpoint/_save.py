@@ -12,7 +12,7 @@ import torch
 from .. import _core
 from .._arguments import text
 from .._errors import InvalidArgumentError, MismatchError
-from ._folder import INDEX, MARK, Folder, data_file, hidden, optimizer_index
+from ._folder import INDEX, MARK, Folder, data_file, hidden, optimizer_index, path_of
 from ._optimizer import States, merged, states_of
 from ._parts import Part, parts_of, size_of
 from ._plan import Plan, heard, plan, told
@@ -98,7 +98,7 @@ class _Saving:
         states: list[States] = []
 
         def look() -> dict[str, Any]:
-            self._path = text("path", os.fspath(path))
+            self._path = path_of(path)
             self._metadata = _checked(metadata)
             found = parts_of(model)
             parts.extend(found.parts.values())

@@ -7,6 +7,7 @@ import pathlib
 import pytest
 import tessera
 import torch
+from etp_models import as_bytes
 from jobs import Jobs, Rank
 from killing import die, stepping
 from saved_files import bytes_of, tensors_of
@@ -64,3 +65,21 @@ def test_the_others_say_that_a_rank_is_lost(folder: pathlib.Path, step: str) -> 
     checkpoint.save(model, None, saved)
     assert bytes_of(tensors_of(saved)) == bytes_of(_model(1.0).state_dict())
     assert len(list(saved.iterdir())) == 2
+
+
+def _over_a_store(rank: Rank, folder: pathlib.Path) -> dict[str, bytes]:
+    """Without torch.distributed."""
+    with etp.init_group(store="auto", rank=rank.rank, size=rank.world) as group:
+        model = etp.shard_module_(_model(float(rank.world)), group)
+        checkpoint.save(model, None, folder)
+        again = etp.shard_module_(_model(0.0), group)
+        checkpoint.load(again, None, folder)
+        return {name: as_bytes(etp.logical(parameter)) for name, parameter in again.named_parameters()}
+
+
+def test_ranks_that_met_by_a_store(folder: pathlib.Path) -> None:
+    with Jobs(folder, forked=True) as jobs:
+        jobs.start("etp", _over_a_store, folder / "saved", world=2)
+        expected = {name: as_bytes(parameter) for name, parameter in _model(2.0).named_parameters()}
+        assert jobs.results()["etp"] == [expected] * 2
+    assert len(list((folder / "saved").glob("model-1-*-of-00002.safetensors"))) == 2

@@ -227,8 +227,9 @@ def test_groups_and_paths(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
     _refused(tessera.InvalidArgumentError, "file", lambda: checkpoint.save(_model(), None, tmp_path / "file"))
     _refused(tessera.NotFoundError, "absent", lambda: checkpoint.load(_model(), None, tmp_path / "absent"))
-    with pytest.raises(TypeError):
-        checkpoint.save(_model(), None, 7)  # type: ignore[arg-type]
+    for path in (7, None, b"bytes"):
+        _refused(tessera.InvalidArgumentError, "path", lambda path=path: checkpoint.save(_model(), None, path))
+        _refused(tessera.InvalidArgumentError, "path", lambda path=path: checkpoint.load(_model(), None, path))
 
 
 def test_checkpoints_of_others_are_not_replaced(tmp_path: pathlib.Path) -> None:
@@ -243,6 +244,14 @@ def test_checkpoints_of_others_are_not_replaced(tmp_path: pathlib.Path) -> None:
         )
         assert (folder / name).read_bytes() == content
         assert os.listdir(folder) == [name]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"7", b"\xff", b"[" * 100_000, b'{"metadata": 7}'])
+def test_an_index_that_is_none_is_not_replaced(tmp_path: pathlib.Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors.index.json").write_bytes(content)
+    _refused(tessera.InvalidArgumentError, "index", lambda: checkpoint.save(_model(), None, tmp_path))
+    _refused(tessera.InvalidArgumentError, "index", lambda: checkpoint.load(_model(), None, tmp_path))
+    assert (tmp_path / "model.safetensors.index.json").read_bytes() == content
 
 
 def test_other_files_of_the_folder_stay(saved: pathlib.Path) -> None:
