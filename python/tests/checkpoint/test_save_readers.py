@@ -19,6 +19,7 @@ from tessera import checkpoint, etp
 from torch_ranks import launch
 
 transformers = pytest.importorskip("transformers")
+COMMAND = pathlib.Path(tessera.__file__).parent / "bin" / "tessera"
 
 
 def _config(**changed: Any) -> Any:
@@ -129,11 +130,10 @@ def test_wrappers_do_not_change_names(tmp_path: pathlib.Path) -> None:
 
 def test_the_command_reads_it(tmp_path: pathlib.Path) -> None:
     checkpoint.save(built(Tied), None, tmp_path / "ours")
-    command = pathlib.Path(tessera.__file__).parent / "bin" / "tessera"
-    if not command.exists():
+    if not COMMAND.exists():
         pytest.skip("the command is not built")
     arguments = ["plan", "--checkpoint", str(tmp_path / "ours"), "--src", ".*=2:S0", "--dst", ".*=1:R", "--json"]
-    said = subprocess.run([command, *arguments], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=True).stdout
     assert f"[{WORDS}," in json.dumps(json.loads(said))
 
 
@@ -154,3 +154,25 @@ def test_strided_memory_and_buffers(tmp_path: pathlib.Path) -> None:
     checkpoint.load(model, None, tmp_path / "ours")
     assert bytes_of(model.state_dict()) == bytes_of(Odd(1).state_dict()) == bytes_of(tensors_of(tmp_path / "ours"))
     assert [each.stride() for each in (model.turned, model.image)] == strides
+
+
+def test_it_goes_through_the_command_and_back(tmp_path: pathlib.Path) -> None:
+    """Saved, sent as it is, received as rows by two ranks, and loaded from their files."""
+    if not COMMAND.exists():
+        pytest.skip("the command is not built")
+    checkpoint.save(built(), None, tmp_path / "ours")
+    common = ["--timeout", "60", "--namespace", tmp_path.name]
+    ends = [["send", "--job", "a", "--peer", "b", "--checkpoint", tmp_path / "ours", "--layout", ".*=1:R", *common]]
+    for rank in ("0", "1"):
+        layouts = ["--layout", ".*weight=2:S0", "--layout", ".*=2:R"]
+        place = ["--job", "b", "--peer", "a", "--rank", rank, "--world", "2", "--out", tmp_path / "out"]
+        ends.append(["recv", *place, *layouts, *common])
+    running = [
+        subprocess.Popen([COMMAND, *each], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for each in ends
+    ]
+    for process in running:
+        said, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, said
+    model = built(seed=8)
+    assert checkpoint.load(model, None, tmp_path / "out").metadata["version"] == "1"
+    assert bytes_of(model.state_dict()) == bytes_of(built().state_dict())
