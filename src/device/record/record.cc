@@ -2,11 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
-#include <new>
-
-#include "base/rounding.h"
-
 namespace tessera::device {
 namespace {
 
@@ -67,36 +62,6 @@ void RecordBlock::begin(int rank, uint64_t first) {
   first_ = first;
 }
 
-size_t RecordBlock::bytes_for(const Entry& entry, const Texts& texts) {
-  const size_t text =
-      (texts.name.empty() ? 0 : texts.name.size() + 1) + (texts.subject.empty() ? 0 : texts.subject.size() + 1);
-  return sizeof(Entry) + entry.accesses * sizeof(RecordedAccess) + entry.words * sizeof(WordEdge) +
-         round_up(text, alignof(Entry));
-}
-
-bool RecordBlock::allot(Space& space, const Entry& entry, const Texts& texts) {
-  const size_t bytes = bytes_for(entry, texts);
-  if (bytes > capacity_ - used_) return false;
-  std::byte* const at = memory_.get() + used_;
-  space.accesses = reinterpret_cast<RecordedAccess*>(at + sizeof(Entry));
-  space.words = reinterpret_cast<WordEdge*>(space.accesses + entry.accesses);
-  auto* text = reinterpret_cast<char*>(space.words + entry.words);
-  const auto keep = [&text](std::string_view from) {
-    char* const kept = text;
-    std::memcpy(kept, from.data(), from.size());
-    kept[from.size()] = '\0';
-    text += from.size() + 1;
-    return kept;
-  };
-  Entry& made = *new (at) Entry(entry);
-  made.size = static_cast<uint32_t>(bytes);
-  if (!texts.name.empty()) made.name = keep(texts.name);
-  if (!texts.subject.empty()) made.subject = keep(texts.subject);
-  used_ += bytes;
-  ++count_;
-  return true;
-}
-
 std::ranges::subrange<RecordIterator> RecordBlock::records() const {
   RecordIterator begin, end;
   begin.block_ = end.block_ = this;
@@ -107,23 +72,21 @@ std::ranges::subrange<RecordIterator> RecordBlock::records() const {
 }
 
 RecordIterator& RecordIterator::operator++() {
-  at_ += reinterpret_cast<const RecordBlock::Entry*>(at_)->size;
+  at_ += reinterpret_cast<const RecordBlock::Entry*>(at_)->bytes;
   ++sequence_;
   return *this;
 }
 
 Record RecordIterator::operator*() const {
   const RecordBlock::Entry& entry = *reinterpret_cast<const RecordBlock::Entry*>(at_);
-  const auto* const accesses = reinterpret_cast<const RecordedAccess*>(at_ + sizeof(RecordBlock::Entry));
-  const auto* const words = reinterpret_cast<const WordEdge*>(accesses + entry.accesses);
   Record record{.kind = entry.kind,
                 .rank = block_->rank_,
                 .actor = entry.actor,
                 .sequence = sequence_,
                 .name = text_of(entry.name),
                 .subject = text_of(entry.subject),
-                .accesses = {accesses, entry.accesses},
-                .words = {words, entry.words}};
+                .accesses = {entry.accesses(), entry.access_count},
+                .words = {entry.words(), entry.word_count}};
   switch (entry.kind) {
     case RecordKind::kActor:
     case RecordKind::kHostAccess:

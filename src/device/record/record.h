@@ -10,13 +10,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <new>
 #include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/rounding.h"
 #include "base/ticks.h"
 #include "device/access.h"
 
@@ -109,41 +112,37 @@ class RecordBlock {
  public:
   static constexpr size_t kBytes = size_t{64} << 10;
 
-  // What is kept of a record besides its accesses and words. Which field of Record `number` and `count` are depends on
-  // its kind.
+  // What is kept of a record, with its accesses, words and texts behind it. Which field of Record `number` and `count`
+  // are depends on its kind.
   struct Entry {
     RecordKind kind = RecordKind::kOperation;
     uint32_t actor = 0;
     uint32_t count = 0;  // waits or ranks
-    uint32_t accesses = 0;
-    uint32_t words = 0;
-    uint32_t size = 0;              // in bytes, with all that follows it; allot() knows it
+    uint32_t access_count = 0;
+    uint32_t word_count = 0;
+    uint32_t bytes = 0;             // with all that is behind it
     uint64_t number = 0;            // of an operation, event, collective or region
     const char* name = nullptr;     // a literal, or a copy in the block
     const char* subject = nullptr;  // a copy in the block
     uint64_t begin = 0;             // of kRan: ticks(). Of kRegion: its bytes
     uint64_t end = 0;               // of kRan: ticks(). Of kRegion and kRegionEnd: the owner
-  };
-  struct Texts {
-    std::string_view name{};  // unless Entry::name is a literal
-    std::string_view subject{};
-  };
-  // Where to write the accesses and words of a record.
-  struct Space {
-    RecordedAccess* accesses = nullptr;
-    WordEdge* words = nullptr;
-  };
 
+    RecordedAccess* accesses() { return reinterpret_cast<RecordedAccess*>(this + 1); }
+    const RecordedAccess* accesses() const { return reinterpret_cast<const RecordedAccess*>(this + 1); }
+    WordEdge* words() { return reinterpret_cast<WordEdge*>(accesses() + access_count); }
+    const WordEdge* words() const { return reinterpret_cast<const WordEdge*>(accesses() + access_count); }
+  };
   explicit RecordBlock(size_t bytes = kBytes);
   RecordBlock(RecordBlock&&) noexcept = default;
   RecordBlock& operator=(RecordBlock&&) noexcept = default;
 
   // Forgets what it holds. Its next records are of this rank, and numbered from `first` on.
   void begin(int rank, uint64_t first);
-  // One more record, with copies of the texts. Accesses and words are the caller's to write. False, and nothing has
-  // changed, if there is no room.
-  bool allot(Space& space, const Entry& entry, const Texts& texts);
-  static size_t bytes_for(const Entry& entry, const Texts& texts);
+  // One more record, with copies of its texts; `name` is empty where it is a literal. Its other fields, accesses and
+  // words are the caller's to write, in place: a copy would have to wait for what was written a moment ago. Null, and
+  // nothing has changed, if there is no room.
+  Entry* add(RecordKind kind, std::string_view name, std::string_view subject, size_t accesses, size_t words);
+  static size_t bytes_for(std::string_view name, std::string_view subject, size_t accesses, size_t words);
   size_t capacity() const { return capacity_; }
   // What the ticks of its records are as times.
   void set_scale(const TickScale& scale) { scale_ = scale; }
@@ -158,11 +157,40 @@ class RecordBlock {
   std::unique_ptr<std::byte[]> memory_;
   size_t capacity_ = 0;
   size_t used_ = 0;
-  size_t count_ = 0;
   int rank_ = 0;
   uint64_t first_ = 1;
+  size_t count_ = 0;
   TickScale scale_{};
 };
+
+inline size_t RecordBlock::bytes_for(std::string_view name, std::string_view subject, size_t accesses, size_t words) {
+  const size_t text = (name.empty() ? 0 : name.size() + 1) + (subject.empty() ? 0 : subject.size() + 1);
+  return sizeof(Entry) + accesses * sizeof(RecordedAccess) + words * sizeof(WordEdge) + round_up(text, alignof(Entry));
+}
+
+inline RecordBlock::Entry* RecordBlock::add(RecordKind kind, std::string_view name, std::string_view subject,
+                                            size_t accesses, size_t words) {
+  const size_t bytes = bytes_for(name, subject, accesses, words);
+  if (bytes > capacity_ - used_) return nullptr;
+  auto* const entry = new (memory_.get() + used_) Entry;
+  entry->kind = kind;
+  entry->access_count = static_cast<uint32_t>(accesses);
+  entry->word_count = static_cast<uint32_t>(words);
+  entry->bytes = static_cast<uint32_t>(bytes);
+  auto* text = reinterpret_cast<char*>(entry->accesses() + accesses) + words * sizeof(WordEdge);
+  const auto keep = [&text](std::string_view from) {
+    char* const kept = text;
+    std::memcpy(kept, from.data(), from.size());
+    kept[from.size()] = '\0';
+    text += from.size() + 1;
+    return kept;
+  };
+  if (!name.empty()) entry->name = keep(name);
+  if (!subject.empty()) entry->subject = keep(subject);
+  used_ += bytes;
+  ++count_;
+  return entry;
+}
 
 // A log in memory: the blocks of one rank, in order. A value.
 using RecordLog = std::vector<RecordBlock>;

@@ -29,8 +29,7 @@ void Recorder::start(RecordSink sink) {
   sequence_ = 0;
   started_ = TickMark::now();
   begin_block();
-  for (uint32_t actor = 1; actor <= actors_.size(); ++actor)
-    put_locked({.kind = RecordKind::kActor, .actor = actor}, {.name = actors_[actor - 1]});
+  for (uint32_t actor = 1; actor <= actors_.size(); ++actor) put_actor(actor);
   for (const LocalRegion& region : regions_) put_region(region);
   on_.store(true, std::memory_order_relaxed);
 }
@@ -49,8 +48,12 @@ uint32_t Recorder::add_actor(std::string_view name) {
   const MutexLock lock(mutex_);
   actors_.emplace_back(name);
   const auto actor = static_cast<uint32_t>(actors_.size());
-  if (on()) put_locked({.kind = RecordKind::kActor, .actor = actor}, {.name = name});
+  if (on()) put_actor(actor);
   return actor;
+}
+
+void Recorder::put_actor(uint32_t actor) {
+  if (Entry* const entry = add(RecordKind::kActor, actors_[actor - 1], {})) entry->actor = actor;
 }
 
 void Recorder::add_region(const void* local, size_t bytes, RegionId id, std::string_view label) {
@@ -82,32 +85,34 @@ void Recorder::drop_region_locked(uintptr_t begin) {
   if (found == regions_.end() || found->begin != begin) return;
   const RegionId id = found->id;
   regions_.erase(found);
-  if (on() && std::ranges::find(regions_, id, &LocalRegion::id) == regions_.end())
-    put_locked({.kind = RecordKind::kRegionEnd, .number = id.number, .end = static_cast<uint64_t>(id.owner)}, {});
+  if (!on() || std::ranges::find(regions_, id, &LocalRegion::id) != regions_.end()) return;
+  if (Entry* const entry = add(RecordKind::kRegionEnd, {}, {})) {
+    entry->number = id.number;
+    entry->end = static_cast<uint64_t>(id.owner);
+  }
 }
 
 void Recorder::put_region(const LocalRegion& region) {
-  put_locked({.kind = RecordKind::kRegion,
-              .number = region.id.number,
-              .begin = region.bytes,
-              .end = static_cast<uint64_t>(region.id.owner)},
-             {.name = region.label});
+  if (Entry* const entry = add(RecordKind::kRegion, region.label, {})) {
+    entry->number = region.id.number;
+    entry->begin = region.bytes;
+    entry->end = static_cast<uint64_t>(region.id.owner);
+  }
 }
 
-RecordedAccess Recorder::in_region(const Access& access) const {
+void Recorder::place(const Access& access, RecordedAccess& recorded) const {
   const auto begin = reinterpret_cast<uintptr_t>(access.data);
-  RecordedAccess recorded{.region = {.owner = rank_},
-                          .offset = begin,
-                          .bytes = access.bytes,
-                          .version = access.version,
-                          .write = access.write};
+  recorded.region = {.owner = rank_};
+  recorded.offset = begin;
+  recorded.bytes = access.bytes;
+  recorded.version = access.version;
+  recorded.write = access.write;
   const auto next = std::ranges::upper_bound(regions_, begin, {}, &LocalRegion::begin);
-  if (next == regions_.begin()) return recorded;
+  if (next == regions_.begin()) return;
   const LocalRegion& region = *std::prev(next);
-  if (begin - region.begin >= region.bytes) return recorded;
+  if (begin - region.begin >= region.bytes) return;
   recorded.region = region.id;
   recorded.offset = begin - region.begin;
-  return recorded;
 }
 
 void Recorder::ran_here(const Operation& operation, std::span<const WaitNotes> waits, uint64_t begin, uint64_t end) {
@@ -116,38 +121,37 @@ void Recorder::ran_here(const Operation& operation, std::span<const WaitNotes> w
   if (!all.empty()) all.insert(all.begin(), operation.accesses.begin(), operation.accesses.end());
   const MutexLock lock(mutex_);
   if (!on()) return;
-  for (const WaitNotes& wait : waits)
-    put_locked({.kind = RecordKind::kWordWait}, {.subject = wait.text}, {}, wait.edges);
+  for (const WaitNotes& wait : waits) add(RecordKind::kWordWait, {}, wait.text, {}, wait.edges);
   if (begin == 0) return;
-  put_locked({.kind = RecordKind::kOperation, .name = operation.name}, {.subject = operation.subject},
-             all.empty() ? operation.accesses : all, operation.writes);
-  if (end != 0) put_locked({.kind = RecordKind::kRan, .begin = begin, .end = end}, {});
+  if (Entry* const entry =
+          add(RecordKind::kOperation, {}, operation.subject, all.empty() ? operation.accesses : all, operation.writes))
+    entry->name = operation.name;
+  if (end == 0) return;
+  if (Entry* const entry = add(RecordKind::kRan, {}, {})) {
+    entry->begin = begin;
+    entry->end = end;
+  }
 }
 
-void Recorder::put(const Entry& entry, const Texts& texts, std::span<const Access> accesses,
-                   std::span<const WordEdge> words) {
-  const MutexLock lock(mutex_);
-  if (on()) put_locked(entry, texts, accesses, words);
-}
-
-void Recorder::put_locked(Entry entry, const Texts& texts, std::span<const Access> accesses,
-                          std::span<const WordEdge> words) {
-  if (failure_ != nullptr) return;
-  entry.accesses = static_cast<uint32_t>(accesses.size());
-  entry.words = static_cast<uint32_t>(words.size());
-  RecordBlock::Space space;
-  if (!block_->allot(space, entry, texts)) {
+Recorder::Entry* Recorder::add(RecordKind kind, std::string_view name, std::string_view subject,
+                               std::span<const Access> accesses, std::span<const WordEdge> words) {
+  if (failure_ != nullptr) return nullptr;
+  Entry* entry = block_->add(kind, name, subject, accesses.size(), words.size());
+  if (entry == nullptr) {
     pass_on();
-    if (failure_ != nullptr) return;
-    if (const size_t bytes = RecordBlock::bytes_for(entry, texts); bytes > block_->capacity()) {
+    if (failure_ != nullptr) return nullptr;
+    const size_t bytes = RecordBlock::bytes_for(name, subject, accesses.size(), words.size());
+    if (bytes > block_->capacity()) {
       block_ = std::make_unique<RecordBlock>(bytes);
       begin_block();
     }
-    TESSERA_CHECK(block_->allot(space, entry, texts));
+    entry = block_->add(kind, name, subject, accesses.size(), words.size());
   }
   ++sequence_;
-  for (const Access& access : accesses) *space.accesses++ = in_region(access);
-  std::ranges::copy(words, space.words);
+  RecordedAccess* recorded = entry->accesses();
+  for (const Access& access : accesses) place(access, *recorded++);
+  std::ranges::copy(words, entry->words());
+  return entry;
 }
 
 void Recorder::begin_block() {

@@ -61,53 +61,63 @@ class Recorder {
   void operation(uint32_t actor, uint64_t number, const char* name, std::string_view subject,
                  std::span<const Access> accesses, std::span<const WordEdge> writes, size_t waits = 0) {
     if (on())
-      put({.kind = RecordKind::kOperation,
-           .actor = actor,
-           .count = static_cast<uint32_t>(waits),
-           .number = number,
-           .name = name},
-          {.subject = subject}, accesses, writes);
+      put(RecordKind::kOperation, {}, subject, accesses, writes, [&](Entry& entry) {
+        entry.actor = actor;
+        entry.number = number;
+        entry.name = name;
+        entry.count = static_cast<uint32_t>(waits);
+      });
   }
   // Times are ticks().
   void ran(uint32_t actor, uint64_t operation, uint64_t begin, uint64_t end) {
-    if (on()) put({.kind = RecordKind::kRan, .actor = actor, .number = operation, .begin = begin, .end = end});
+    if (on())
+      put(RecordKind::kRan, {}, {}, {}, {}, [&](Entry& entry) {
+        entry.actor = actor;
+        entry.number = operation;
+        entry.begin = begin;
+        entry.end = end;
+      });
   }
   // An operation of the host that is over, with what it waited for. `begin` 0: it failed in a wait; `end` 0: it failed
   // later.
   void ran_here(const Operation& operation, std::span<const WaitNotes> waits, uint64_t begin, uint64_t end);
   void host_access(const char* name, std::string_view subject, std::span<const Access> accesses) {
-    if (on()) put({.kind = RecordKind::kHostAccess, .name = name}, {.subject = subject}, accesses);
+    if (on()) put(RecordKind::kHostAccess, {}, subject, accesses, {}, [&](Entry& entry) { entry.name = name; });
   }
-  void event_record(uint32_t actor, uint64_t event) {
-    if (on()) put({.kind = RecordKind::kEventRecord, .actor = actor, .number = event});
-  }
+  void event_record(uint32_t actor, uint64_t event) { put_event(RecordKind::kEventRecord, actor, event); }
   // Actor 0: the host waits.
-  void event_wait(uint32_t actor, uint64_t event) {
-    if (on()) put({.kind = RecordKind::kEventWait, .actor = actor, .number = event});
-  }
+  void event_wait(uint32_t actor, uint64_t event) { put_event(RecordKind::kEventWait, actor, event); }
   void word_write(std::span<const WordEdge> words, std::string_view subject = {}) {
-    if (on()) put({.kind = RecordKind::kWordWrite}, {.subject = subject}, {}, words);
+    if (on()) put(RecordKind::kWordWrite, {}, subject, {}, words, [](Entry&) {});
   }
   // Operation 0: the host itself has waited. Else in front of that operation of the actor.
   void word_wait(uint32_t actor, uint64_t operation, std::span<const WordEdge> words, std::string_view subject = {}) {
     if (on())
-      put({.kind = RecordKind::kWordWait, .actor = actor, .number = operation}, {.subject = subject}, {}, words);
+      put(RecordKind::kWordWait, {}, subject, {}, words, [&](Entry& entry) {
+        entry.actor = actor;
+        entry.number = operation;
+      });
   }
   // Before the waits of that operation.
   void operation_access(uint32_t actor, uint64_t operation, const char* name, std::string_view subject,
                         std::span<const Access> accesses) {
     if (on() && !accesses.empty())
-      put({.kind = RecordKind::kOperationAccess, .actor = actor, .number = operation, .name = name},
-          {.subject = subject}, accesses);
+      put(RecordKind::kOperationAccess, {}, subject, accesses, {}, [&](Entry& entry) {
+        entry.actor = actor;
+        entry.number = operation;
+        entry.name = name;
+      });
   }
   void collective(std::string_view group, uint32_t ranks, uint64_t number, std::string_view what) {
     if (on())
-      put({.kind = RecordKind::kCollective, .count = ranks, .number = number}, {.name = what, .subject = group});
+      put(RecordKind::kCollective, what, group, {}, {}, [&](Entry& entry) {
+        entry.number = number;
+        entry.count = ranks;
+      });
   }
 
  private:
   using Entry = RecordBlock::Entry;
-  using Texts = RecordBlock::Texts;
   struct LocalRegion {
     uintptr_t begin;
     size_t bytes;
@@ -115,15 +125,30 @@ class Recorder {
     std::string label;
   };
 
-  void put(const Entry& entry, const Texts& texts = {}, std::span<const Access> accesses = {},
-           std::span<const WordEdge> words = {});
-  void put_locked(Entry entry, const Texts& texts, std::span<const Access> accesses = {},
-                  std::span<const WordEdge> words = {}) REQUIRES(mutex_);
+  // `fill` writes what is left of the entry.
+  template <typename Fill>
+  void put(RecordKind kind, std::string_view name, std::string_view subject, std::span<const Access> accesses,
+           std::span<const WordEdge> words, const Fill& fill) {
+    const MutexLock lock(mutex_);
+    if (!on()) return;
+    if (Entry* const entry = add(kind, name, subject, accesses, words)) fill(*entry);
+  }
+  void put_event(RecordKind kind, uint32_t actor, uint64_t event) {
+    if (on())
+      put(kind, {}, {}, {}, {}, [&](Entry& entry) {
+        entry.actor = actor;
+        entry.number = event;
+      });
+  }
+  // Null once the sink has failed.
+  Entry* add(RecordKind kind, std::string_view name, std::string_view subject, std::span<const Access> accesses = {},
+             std::span<const WordEdge> words = {}) REQUIRES(mutex_);
+  void put_actor(uint32_t actor) REQUIRES(mutex_);
   void put_region(const LocalRegion& region) REQUIRES(mutex_);
   void drop_region_locked(uintptr_t begin) REQUIRES(mutex_);
   void begin_block() REQUIRES(mutex_);
   void pass_on() REQUIRES(mutex_);
-  RecordedAccess in_region(const Access& access) const REQUIRES(mutex_);
+  void place(const Access& access, RecordedAccess& recorded) const REQUIRES(mutex_);
 
   std::atomic<bool> on_{false};
   std::atomic<uint64_t> events_{0};

@@ -50,21 +50,17 @@ TEST(RecordBlock, KeepsWhatARecordPointsTo) {
   block.begin(3, 9);
   const RecordedAccess access{.region = {.owner = 1, .number = 2}, .offset = 64, .bytes = 32};
   const WordEdge words[] = {{.rank = 1, .word = 5, .value = 7}, {.rank = 2, .word = 5, .value = 8}};
-  RecordBlock::Space space;
   {
-    const std::string subject = "wte.weight", event = "a name that is no literal";
-    ASSERT_TRUE(block.allot(space,
-                            {.kind = RecordKind::kOperation,
-                             .actor = 4,
-                             .count = 2,
-                             .accesses = 1,
-                             .words = 2,
-                             .number = 8,
-                             .name = "gather"},
-                            {.subject = subject}));
-    *space.accesses = access;
-    std::ranges::copy(words, space.words);
-    ASSERT_TRUE(block.allot(space, {.kind = RecordKind::kActor, .actor = 5}, {.name = event}));
+    const std::string subject = "wte.weight", name = "a name that is no literal";
+    RecordBlock::Entry* const entry = block.add(RecordKind::kOperation, {}, subject, 1, 2);
+    ASSERT_NE(entry, nullptr);
+    entry->actor = 4;
+    entry->count = 2;
+    entry->number = 8;
+    entry->name = "gather";
+    *entry->accesses() = access;
+    std::ranges::copy(words, entry->words());
+    block.add(RecordKind::kActor, name, {}, 0, 0)->actor = 5;
   }
   const RecordBlock moved = std::move(block);
   EXPECT_EQ(moved.size(), 2u);
@@ -81,25 +77,28 @@ TEST(RecordBlock, KeepsWhatARecordPointsTo) {
 }
 
 TEST(RecordBlock, IsFullWhenARecordDoesNotFit) {
-  const RecordBlock::Entry large{.kind = RecordKind::kHostAccess, .accesses = 100};
-  const RecordBlock::Entry small{.kind = RecordKind::kHostAccess};
-  RecordBlock block(RecordBlock::bytes_for(large, {.subject = "x"}) + RecordBlock::bytes_for(small, {}));
-  RecordBlock::Space space;
-  EXPECT_TRUE(block.allot(space, large, {.subject = "x"}));
-  EXPECT_FALSE(block.allot(space, small, {.subject = "y"}));
-  EXPECT_TRUE(block.allot(space, small, {}));
-  EXPECT_FALSE(block.allot(space, small, {}));
+  constexpr size_t kMany = 100;
+  RecordBlock block(RecordBlock::bytes_for({}, "x", kMany, 0) + RecordBlock::bytes_for({}, {}, 0, 0));
+  const auto add = [&](std::string_view subject, size_t accesses) {
+    return block.add(RecordKind::kHostAccess, {}, subject, accesses, 0) != nullptr;
+  };
+  EXPECT_TRUE(add("x", kMany));
+  EXPECT_FALSE(add("y", 0));
+  EXPECT_TRUE(add({}, 0));
+  EXPECT_FALSE(add({}, 0));
   EXPECT_EQ(block.size(), 2u);
   block.begin(0, 1);
   EXPECT_TRUE(block.empty());
   EXPECT_TRUE(block.records().empty());
-  EXPECT_TRUE(block.allot(space, large, {.subject = "x"}));
+  EXPECT_TRUE(add("x", kMany));
 }
 
 TEST(RecordBlock, TellsTicksAsTimes) {
   RecordBlock block;
-  RecordBlock::Space space;
-  block.allot(space, {.kind = RecordKind::kRan, .number = 1, .begin = 1000, .end = 1500}, {});
+  RecordBlock::Entry* const entry = block.add(RecordKind::kRan, {}, {}, 0, 0);
+  entry->number = 1;
+  entry->begin = 1000;
+  entry->end = 1500;
   block.set_scale(
       {{.ticks = 0, .time = TimePoint(Duration(7000))}, {.ticks = 2000, .time = TimePoint(Duration(8000))}});
   const Record ran = *block.records().begin();
