@@ -148,7 +148,8 @@ struct RuntimeOptions {
   // Of gathered weights, those in use and buffers that are kept for the next: a prefetch that does not fit is not
   // issued, and what is kept for other shapes is freed. Only what is used or captured at once can take more.
   std::optional<int64_t> cap_bytes = std::nullopt;
-  // Gathers of fewer bytes that wait for nobody are not handed to a stream: to wake its thread takes longer.
+  // Gathers of fewer bytes are one operation for all owners, and are not handed to a stream if they wait for nobody: to
+  // wake its thread takes longer.
   int64_t inline_bytes = int64_t{32} << 10;
   // When an updated weight with a format is quantised: at the end of the update, all in one list; or at its first use
   // in a micro-batch that says Use::first_micro_batch. Weights that are read in place are published by the update.

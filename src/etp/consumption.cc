@@ -122,7 +122,7 @@ void Consumptions::gather(Unit& unit, Plane plane, device::Stream& stream, State
       parts.push_back(part_of(*unit.weights[i], plane, stacked ? next : taken_[i].data));
       next += bytes_of(w.compute, w.spec.rows * w.columns());
     }
-    collective::gather(context_.group, stream, std::move(parts));
+    collective::gather(context_.group, stream, std::move(parts), is_small(unit, plane));
     return;
   }
   for (const auto& operation : ready_gather(unit, plane, taken_.front().data)) stream.enqueue(operation);
@@ -141,7 +141,8 @@ const Consumptions::Operations& Consumptions::ready_gather(Unit& unit, Plane pla
   collective::GatherPart part = part_of(p, plane, to);
   part.version_now = &p.publication.version;
   if (unit.ready.size() >= kReadyGathers) unit.ready.erase(unit.ready.begin());
-  unit.ready.push_back({to, plane, version, collective::gather_operations(context_.group, {&part, 1})});
+  unit.ready.push_back(
+      {to, plane, version, collective::gather_operations(context_.group, {&part, 1}, is_small(unit, plane))});
   return unit.ready.back().operations;
 }
 
@@ -181,10 +182,13 @@ void Consumptions::gather_now(Unit& unit, Plane plane, std::vector<uint32_t>& sl
   status.throw_if_error();
 }
 
-device::Event Consumptions::start_gather(Unit& unit, Plane plane, std::vector<uint32_t>& slots) {
+bool Consumptions::is_small(const Unit& unit, Plane plane) const {
   const GatherCost& cost = predictor_.costs()[static_cast<size_t>(&unit - units_.data())];
-  const bool small = cost.bytes(plane) <= context_.options.inline_bytes;
-  const bool at_once = small && context_.compute->runs_inline() && unpublished_owner(unit) < 0;
+  return cost.bytes(plane) <= context_.options.inline_bytes;
+}
+
+device::Event Consumptions::start_gather(Unit& unit, Plane plane, std::vector<uint32_t>& slots) {
+  const bool at_once = is_small(unit, plane) && context_.compute->runs_inline() && unpublished_owner(unit) < 0;
   device::Stream& stream = at_once ? *context_.compute : context_.streams.gather(unit.chain);
   gather(unit, plane, stream, StateStep::kStart, slots);
   return stream.record();

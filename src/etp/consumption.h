@@ -107,6 +107,8 @@ class Consumptions {
   void prepare(const Parameter& p, Plane plane, const GatherMemory::Taken& taken, device::Stream& stream);
   collective::GatherPart part_of(const Parameter& p, Plane plane, std::byte* to) const;
   const Operations& ready_gather(Unit& unit, Plane plane, std::byte* to);
+  // Not worth a stream, nor an operation for each owner.
+  bool is_small(const Unit& unit, Plane plane) const;
   // Takes buffers and enqueues the unit's gather. `slots`: empty, or the reserved ones.
   void gather(Unit& unit, Plane plane, device::Stream& stream, StateStep step, std::vector<uint32_t>& slots);
   // Both likewise. If the first one throws, slots that were not reserved are free again.

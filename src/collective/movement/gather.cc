@@ -1,5 +1,7 @@
 #include "collective/movement/gather.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -19,50 +21,60 @@ uint64_t version_of(const GatherPart& part) {
 }
 
 bool has_rows(const GatherPart& part, int owner) {
-  return part.from->owners[static_cast<size_t>(owner)].count > 0;
+  return part.from->owners[static_cast<size_t>(owner)].count > 0 && part.from->columns > 0;
 }
 
-// One owner has published exactly the versions wanted of the parts that it has rows of.
+// Some owners have published exactly the versions wanted of the parts that they have rows of.
 class PublishedCondition final : public WordsCondition {
  public:
-  PublishedCondition(std::shared_ptr<const Group> of, int owner, GatherParts parts)
+  PublishedCondition(std::shared_ptr<const Group> of, std::vector<int> owners, GatherParts parts)
       : WordsCondition(std::move(of)),
-        owner_(owner),
+        owners_(std::move(owners)),
         parts_(std::move(parts)),
-        met_text_(fmt::format("rank {} to publish {}", owner_, parts_->front().weight)) {}
+        met_text_(fmt::format("rank{} {} to publish {}", owners_.size() == 1 ? "" : "s", fmt::join(owners_, ", "),
+                              parts_->front().weight)) {}
 
   bool reached() const override {
+    return std::ranges::all_of(owners_, [this](int owner) { return has_all(owner); });
+  }
+  std::string to_string() const override {
+    for (const int owner : owners_)
+      for (const GatherPart& part : *parts_)
+        if (has_rows(part, owner) && group().get(owner, Word::kPublished, part.slot) < version_of(part))
+          return fmt::format("rank {} to publish version {} of {}", owner, version_of(part), part.weight);
+    return met_text_;
+  }
+  void note(device::WaitNotes& notes) const override {
+    for (const int owner : owners_)
+      for (const GatherPart& part : *parts_)
+        if (has_rows(part, owner))
+          notes.edges.push_back(group().edge(owner, Word::kPublished, part.slot, version_of(part)));
+    notes.text = met_text_;
+  }
+
+ private:
+  bool has_all(int owner) const {
     for (const GatherPart& part : *parts_) {
-      if (!has_rows(part, owner_)) continue;
-      const uint64_t published = group().get(owner_, Word::kPublished, part.slot);
+      if (!has_rows(part, owner)) continue;
+      const uint64_t published = group().get(owner, Word::kPublished, part.slot);
       const uint64_t wanted = version_of(part);
       if (published == wanted) continue;
       if (published > wanted)
         fail(ErrorCode::kMismatch,
              "{} has published version {} of {}, and rank {} still reads version {}: it wrote a new one before all "
              "ranks retired the old one"_message,
-             group().describe(owner_), published, part.weight, group().rank(), wanted);
+             group().describe(owner), published, part.weight, group().rank(), wanted);
       return false;
     }
     return true;
   }
-  std::string to_string() const override {
-    for (const GatherPart& part : *parts_)
-      if (has_rows(part, owner_) && group().get(owner_, Word::kPublished, part.slot) < version_of(part))
-        return fmt::format("rank {} to publish version {} of {}", owner_, version_of(part), part.weight);
-    return met_text_;
-  }
-  void note(device::WaitNotes& notes) const override {
-    for (const GatherPart& part : *parts_)
-      if (has_rows(part, owner_))
-        notes.edges.push_back(group().edge(owner_, Word::kPublished, part.slot, version_of(part)));
-    notes.text = met_text_;
+  std::vector<int> awaited() const override {
+    std::vector<int> late = owners_;
+    std::erase_if(late, [this](int owner) { return has_all(owner); });
+    return late;
   }
 
- private:
-  std::vector<int> awaited() const override { return {owner_}; }
-
-  const int owner_;
+  const std::vector<int> owners_;
   const GatherParts parts_;
   const std::string met_text_;  // made once: a recorder asks for it at each gather
 };
@@ -109,25 +121,26 @@ void check_gather(const GatherPart& part, const Group& group) {
          to_string(from.dtype), to_string(to.dtype));
 }
 
-// Null if the owner has no rows of any part. `noted`: with its accesses, for the recorder.
-std::shared_ptr<const device::Operation> operation_of(Group& group, int owner, const GatherParts& parts, bool noted,
-                                                      bool past_caches) {
+// `noted`: with its accesses, for the recorder.
+std::shared_ptr<const device::Operation> operation_of(Group& group, std::vector<int> owners, const GatherParts& parts,
+                                                      bool noted, bool past_caches) {
   auto operation = std::make_shared<device::Operation>();
-  for (const GatherPart& part : *parts) {
-    if (!has_rows(part, owner)) continue;
-    const PublishedRows& rows = part.from->owners[static_cast<size_t>(owner)];
-    operation->bytes += bytes_of(part.to.dtype, rows.count * part.to.columns);
-    if (!noted) continue;
-    note_reads(part, rows, operation->accesses);
-    note_writes(part, rows, operation->accesses);
-  }
-  if (operation->bytes == 0) return nullptr;
+  for (const int owner : owners)
+    for (const GatherPart& part : *parts) {
+      if (!has_rows(part, owner)) continue;
+      const PublishedRows& rows = part.from->owners[static_cast<size_t>(owner)];
+      operation->bytes += bytes_of(part.to.dtype, rows.count * part.to.columns);
+      if (!noted) continue;
+      note_reads(part, rows, operation->accesses);
+      note_writes(part, rows, operation->accesses);
+    }
   operation->name = "gather";
   operation->subject = subject_of(*parts);
-  operation->after = {std::make_shared<PublishedCondition>(group.shared_from_this(), owner, parts)};
-  operation->body = [owner, parts, past_caches] {
-    for (const GatherPart& part : *parts)
-      copy_rows(*part.from, part.from->owners[static_cast<size_t>(owner)], part.to, past_caches);
+  operation->after = {std::make_shared<PublishedCondition>(group.shared_from_this(), owners, parts)};
+  operation->body = [owners = std::move(owners), parts, past_caches] {
+    for (const int owner : owners)
+      for (const GatherPart& part : *parts)
+        copy_rows(*part.from, part.from->owners[static_cast<size_t>(owner)], part.to, past_caches);
     if (past_caches) stream_fence();
   };
   return operation;
@@ -158,7 +171,7 @@ void check_published(const PublishedWeight& published, int ranks, std::string_vi
 namespace {
 
 std::vector<std::shared_ptr<const device::Operation>> operations_of(Group& group, std::vector<GatherPart> parts,
-                                                                    bool noted) {
+                                                                    bool together, bool noted) {
   std::vector<std::shared_ptr<const device::Operation>> operations;
   if (parts.empty()) return operations;
   int64_t bytes = 0;
@@ -168,25 +181,30 @@ std::vector<std::shared_ptr<const device::Operation>> operations_of(Group& group
   }
   const bool past_caches = goes_past_caches(bytes);
   const auto shared = std::make_shared<const std::vector<GatherPart>>(std::move(parts));
-  for (int turn = 0; turn < group.size(); ++turn)
-    if (auto operation = operation_of(group, (group.rank() + turn) % group.size(), shared, noted, past_caches))
-      operations.push_back(std::move(operation));
+  std::vector<int> owners;
+  for (int turn = 0; turn < group.size(); ++turn) {
+    const int owner = (group.rank() + turn) % group.size();
+    if (std::ranges::any_of(*shared, [owner](const GatherPart& part) { return has_rows(part, owner); }))
+      owners.push_back(owner);
+  }
+  if (together && !owners.empty()) return {operation_of(group, std::move(owners), shared, noted, past_caches)};
+  for (const int owner : owners) operations.push_back(operation_of(group, {owner}, shared, noted, past_caches));
   return operations;
 }
 
 }  // namespace
 
-std::vector<std::shared_ptr<const device::Operation>> gather_operations(Group& group,
-                                                                        std::span<const GatherPart> parts) {
-  return operations_of(group, {parts.begin(), parts.end()}, true);
+std::vector<std::shared_ptr<const device::Operation>> gather_operations(Group& group, std::span<const GatherPart> parts,
+                                                                        bool together) {
+  return operations_of(group, {parts.begin(), parts.end()}, together, true);
 }
 
-void gather(Group& group, device::Stream& stream, std::span<const GatherPart> parts) {
-  gather(group, stream, std::vector(parts.begin(), parts.end()));
+void gather(Group& group, device::Stream& stream, std::span<const GatherPart> parts, bool together) {
+  gather(group, stream, std::vector(parts.begin(), parts.end()), together);
 }
 
-void gather(Group& group, device::Stream& stream, std::vector<GatherPart>&& parts) {
-  for (auto& operation : operations_of(group, std::move(parts), group.device().recorder().on()))
+void gather(Group& group, device::Stream& stream, std::vector<GatherPart>&& parts, bool together) {
+  for (auto& operation : operations_of(group, std::move(parts), together, group.device().recorder().on()))
     stream.enqueue(std::move(operation));
 }
 

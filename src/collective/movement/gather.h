@@ -2,7 +2,8 @@
 //
 // One operation for each owner of rows: this rank first, then r + 1, r + 2, ... It waits until that owner has published
 // exactly the version wanted of every part and then reads its rows once and writes them once; nothing is staged. Nobody
-// else takes part. Owners without rows cost nothing.
+// else takes part. Owners without rows cost nothing. `together`: one operation for all owners, which begins once all of
+// them have published; for a few KiB, which take no longer than an operation does.
 #pragma once
 
 #include <cstdint>
@@ -51,11 +52,11 @@ struct GatherPart {
 // Enqueues on `stream`; does not block. The parts' memory must live until the operations have run, which an event
 // recorded afterwards tells. Errors of the operations, which poison the stream: a newer version than wanted is
 // published (kMismatch), the group failed. Plain rows are cast where the dtypes differ.
-void gather(Group& group, device::Stream& stream, std::span<const GatherPart> parts);
-void gather(Group& group, device::Stream& stream, std::vector<GatherPart>&& parts);
+void gather(Group& group, device::Stream& stream, std::span<const GatherPart> parts, bool together = false);
+void gather(Group& group, device::Stream& stream, std::vector<GatherPart>&& parts, bool together = false);
 
 // The same operations, to be enqueued many times, each time in this order.
-std::vector<std::shared_ptr<const device::Operation>> gather_operations(Group& group,
-                                                                        std::span<const GatherPart> parts);
+std::vector<std::shared_ptr<const device::Operation>> gather_operations(Group& group, std::span<const GatherPart> parts,
+                                                                        bool together = false);
 
 }  // namespace tessera::collective

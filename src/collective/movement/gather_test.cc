@@ -208,15 +208,18 @@ TEST_P(Gathers, GiveTheWholeMatrix) {
   for (const Case& test : cases) weights.push_back(std::make_unique<Weight>(test, ranks, weights.size()));
   run_ranks_well({.size = ranks, .slots = static_cast<uint32_t>(cases.size())}, [&](Group& group) {
     const auto stream = group.device().make_stream({.name = "gather"});
-    for (size_t i = 0; i < cases.size(); ++i) {
-      Gathered gathered(cases[i]);
-      const auto slot = static_cast<uint32_t>(i);
-      const GatherPart part{
-          .slot = slot, .version = 3, .from = weights[i]->published(), .to = gathered.to(), .weight = "w"};
-      gather(group, *stream, {&part, 1});
-      group.set(Word::kPublished, slot, 3);  // after it was asked for: it waits
-      stream->synchronize(group.deadline());
-      gathered.expect(weights[i]->expected());
+    for (const uint64_t version : {3, 4}) {
+      for (size_t i = 0; i < cases.size(); ++i) {
+        Gathered gathered(cases[i]);
+        const auto slot = static_cast<uint32_t>(i);
+        const GatherPart part{
+            .slot = slot, .version = version, .from = weights[i]->published(), .to = gathered.to(), .weight = "w"};
+        gather(group, *stream, {&part, 1}, version == 4);  // together
+        group.set(Word::kPublished, slot, version);        // after it was asked for: it waits
+        stream->synchronize(group.deadline());
+        gathered.expect(weights[i]->expected());
+      }
+      group.barrier("read");
     }
   });
 }
@@ -238,6 +241,7 @@ TEST_P(Gathers, TakeListsAsOneOperation) {
           {.slot = i, .version = 1, .from = weights[i]->published(), .to = gathered.back().to(), .weight = "w"});
     }
     EXPECT_EQ(gather_operations(group, parts).size(), static_cast<size_t>(group.size()));
+    EXPECT_EQ(gather_operations(group, parts, true).size(), 1U);
     gather(group, *stream, parts);
     for (uint32_t i = 0; i < weights.size(); ++i) group.set(Word::kPublished, i, 1);
     stream->synchronize(group.deadline());
@@ -267,6 +271,31 @@ TEST(Gather, NeedsNoCommonOrder) {
       stream->synchronize(group.deadline());
       gathered.expect(weights[i]->expected());
     }
+  });
+}
+
+TEST(Gather, TogetherItWaitsForAllOwnersAndNamesTheFirstThatIsLate) {
+  const Case test{.rows = 12, .columns = 8, .alignment = 4};
+  const Weight weight(test, 3, 1);
+  run_ranks_well({.size = 3}, [&](Group& group) {
+    Gathered gathered(test);
+    const GatherPart part{.slot = 0, .version = 1, .from = weight.published(), .to = gathered.to(), .weight = "w"};
+    const auto operations = gather_operations(group, {&part, 1}, true);
+    ASSERT_EQ(operations.size(), 1U);
+    const device::Condition& published = *operations.front()->after.front();
+    if (group.rank() == 0) group.set(Word::kPublished, 0, 1);
+    group.barrier("the first one");
+    if (group.rank() == 0) {
+      EXPECT_FALSE(published.met());
+      EXPECT_EQ(published.to_string(), "rank 1 to publish version 1 of w");
+    }
+    group.barrier("seen");
+    if (group.rank() != 0) group.set(Word::kPublished, 0, 1);
+    group.barrier("all of them");
+    EXPECT_TRUE(published.met());
+    device::WaitNotes notes;
+    published.note(notes);
+    EXPECT_EQ(notes.edges.size(), 3U);
   });
 }
 
