@@ -20,8 +20,8 @@
 //
 // Collective calls are made by all ranks of the group in the same order, with the same weights: start(), update(),
 // publish(), drain(), abandon(), classify(), and acquire() where it publishes (PublishAt::kFirstUse). Other calls are
-// not: ranks may use weights in different orders, skip some, or stop early, without deadlock. Where the group's back end
-// needs matched gathers, start() and update() throw kMismatch if ranks plan different orders for the next step.
+// not: ranks may use weights in different orders, skip some, or stop early, without deadlock. Where the group's back
+// end needs matched gathers, start() and update() throw kMismatch if ranks plan different orders for the next step.
 //
 // Thread-safety: a Runtime is used from any thread; calls exclude each other. FullWeight and GradientBuffer may be
 // destroyed on any thread at any time, also after an update and after the Runtime.
