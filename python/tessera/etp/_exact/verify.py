@@ -99,10 +99,6 @@ def verify(
     memory for both copies, and the others wait for it: for a large model, give the group a longer timeout. The model
     and random states are left as they were.
 
-        result = etp.verify(model, 20, group=group, batch=lambda number: dataset[number], loss=loss_of,
-                            optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
-        print(result)
-
     Args:
         model: Not sharded, and the same on all ranks.
         steps: Of the optimiser.

@@ -47,7 +47,7 @@ class Weight(Matrix):
         shape: The logical one.
         matrix: [F, K]: the shape of what is cut along dim 0; of a stack, each expert's.
         lead: Dims in front of it: none, or (E,) of a stack.
-        local: This rank's rows [*lead, rows, K], as a plain tensor over the parameter's memory.
+        local: This rank's rows, [rows, K] behind `lead`, as a plain tensor over the parameter's memory.
         group: The etp.Group.
         rows: (begin, end) of this rank; of a stack, of each expert.
         shard_rows: Of every rank, with padding.
