@@ -1,4 +1,6 @@
 #include <array>
+#include <new>
+#include <tuple>
 #include <utility>
 
 #include "base/mutation.h"
@@ -63,7 +65,7 @@ Runtime::Runtime(ShardGroup group, RuntimeOptions options)
 
 Runtime::~Runtime() {
   // A forked child has neither the threads nor the pages: nothing is destroyed there.
-  if (!impl_->in_own_process()) new std::shared_ptr<RuntimeImpl>(std::move(impl_));
+  if (!impl_->in_own_process()) std::ignore = new (std::nothrow) std::shared_ptr<RuntimeImpl>(std::move(impl_));
 }
 
 void Runtime::close() {

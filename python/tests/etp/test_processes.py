@@ -160,7 +160,7 @@ with etp.init_group(store="auto", timeout=60) as group:
         torch.save(run.weights(model), sys.argv[1])
     else:
         run.weights(model)
-print("rank", rank, "ended in life", restart, flush=True)
+sys.stdout.write(f"rank {{rank}} ended in life {{restart}}\\n")  # at once: both ranks write to one pipe
 """
 
 

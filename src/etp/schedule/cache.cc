@@ -70,7 +70,10 @@ LentBuffer BufferCache::capture(BufferTicket number) {
 }
 
 void BufferCache::uncapture(BufferTicket number) {
-  Ticket& ticket = find(number);
+  uncapture(find(number));
+}
+
+void BufferCache::uncapture(Ticket& ticket) {
   if (!std::exchange(ticket.captured, false)) return;
   Buffer& buffer = buffers_[ticket.buffer];
   if (--buffer.captured > 0) return;
@@ -179,7 +182,7 @@ int64_t BufferCache::end_step() {
 }
 
 void BufferCache::clear() {
-  for (uint64_t number = 1; number <= tickets_.size(); ++number) uncapture({number});
+  for (Ticket& ticket : tickets_) uncapture(ticket);
   for (Pool& pool : pools_) {
     for (const uint32_t index : std::vector(pool.free)) free_buffer(pool, index);
     for (const uint32_t index : pool.all) buffers_[index].cleared = true;

@@ -159,6 +159,7 @@ class BufferCache {
   };
   static constexpr uint32_t kNone = UINT32_MAX;
 
+  void uncapture(Ticket& ticket);
   Ticket& find(BufferTicket ticket);
   const Ticket& find(BufferTicket ticket) const;
   bool holds(const Ticket& ticket, uint64_t number) const;
