@@ -20,7 +20,7 @@ from ..etp._weights.parameter import ShardedParameter
 from ._folder import INDEX, is_optimizer_index, mark_of, path_of, read_json
 from ._optimizer import Saved, names_of, require_groups, saved_of, state_tensor
 from ._parts import Region, parts_of
-from ._ranks import Ranks, ranks_of
+from ._ranks import Ranks, as_told, ranks_of
 from ._reader import Reader, WholeTensors, open_reader
 
 _SHOWN = 5  # names of a kind in a message
@@ -112,16 +112,17 @@ class _Loading:
             }
 
         said = self._ranks.share("load: open", look)
-        if any(each["said"] != said[0]["said"] for each in said):
-            raise MismatchError(
-                f"load(): ranks give different arguments, or see different checkpoints in {self._path}: call it with "
-                "the same ones on all ranks, and not while another job saves there"
-            )
-        cut = {name for each in said for name in each["cut"]}
+        with as_told("load: open"):
+            if any(each["said"] != said[0]["said"] for each in said):
+                raise MismatchError(
+                    f"load(): ranks give different arguments, or see different checkpoints in {self._path}: call it "
+                    "with the same ones on all ranks, and not while another job saves there"
+                )
+            cut = {name for each in said for name in each["cut"]}
+            missing = sorted({name for each in said for name in each["missing"]})
+            unexpected = sorted(set.intersection(*[set(each["unexpected"]) for each in said]))
         for name, part in self._model.parts.items():
             self._model.parts[name] = part.as_said(cut)
-        missing = sorted({name for each in said for name in each["missing"]})
-        unexpected = sorted(set.intersection(*[set(each["unexpected"]) for each in said]))
         if self._strict and (missing or unexpected):
             wrong = [_list("missing: ", missing), _list("not in the model: ", unexpected)]
             raise InvalidArgumentError(

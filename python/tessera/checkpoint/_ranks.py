@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,11 +42,11 @@ class Ranks:
         and with one of the same kind that names the rank elsewhere."""
         own: BaseException | None = None
         try:
-            told: dict[str, Any] = {"value": function()}
+            told: dict[str, Any] = {"value": function(), "at": what}
         except BaseException as error:  # an interrupt, too: the others would wait
             own = _as_ours(error) if isinstance(error, OSError) else error
             code = "internal" if isinstance(own, Exception) else "cancelled"
-            told = {"error": [getattr(own, "code", code), str(own) or type(own).__name__]}
+            told = {"error": [getattr(own, "code", code), str(own) or type(own).__name__], "at": what}
         blobs = self._told(what, json.dumps(told).encode())
         if own is not None:
             raise own
@@ -75,13 +76,33 @@ def _as_ours(error: OSError) -> Error:
 
 def _answer(what: str, rank: int, blob: bytes) -> dict[str, Any]:
     try:
-        answer = json.loads(blob)
-        error = answer.get("error", ["", ""])
-        if "value" in answer or ([type(each) for each in error] == [str, str] and "error" in answer):
-            return answer  # type: ignore[no-any-return]
+        answer: dict[str, Any] = json.loads(blob)
+        at, error = answer.get("at"), answer.get("error", ["", ""])
+        sound = (
+            isinstance(at, str) and [type(each) for each in error] == [str, str] and ("value" in answer or any(error))
+        )
     except (ValueError, RecursionError, AttributeError, TypeError):
-        pass
-    raise MismatchError(f"{what}: rank {rank} sent what no rank sends here: run the same release on all ranks")
+        sound = False
+    if not sound:
+        raise _strange(what, rank)
+    if at != what:
+        raise MismatchError(f"{what}: rank {rank} is at {at!r}: all ranks make the same calls in one order")
+    return answer
+
+
+def _strange(what: str, rank: int | str) -> MismatchError:
+    return MismatchError(f"{what}: rank {rank} sent what no rank sends here: run the same release on all ranks")
+
+
+@contextlib.contextmanager
+def as_told(what: str) -> Iterator[None]:
+    """Around the use of what ranks have told, which may be anything."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        if isinstance(error, Error):
+            raise
+        raise _strange(what, "?") from error
 
 
 def ranks_of(model: torch.nn.Module, group: Any) -> Ranks:

@@ -16,7 +16,7 @@ from ._folder import INDEX, MARK, Folder, data_file, hidden, optimizer_index, pa
 from ._optimizer import States, merged, states_of
 from ._parts import Part, parts_of, size_of
 from ._plan import Plan, heard, plan, told
-from ._ranks import Ranks, ranks_of
+from ._ranks import Ranks, as_told, ranks_of
 
 
 def save(
@@ -91,7 +91,6 @@ class _Saving:
         self._folder: Folder | None = None  # of rank 0
         self._made: list[str] = []  # by this rank, still with their hidden names
         self._files: list[_Files] = []
-        self._states: States | None = None
 
     def begin(self, model: torch.nn.Module, optimizer: Any, path: Any, metadata: Any) -> None:
         parts: list[Part] = []
@@ -113,13 +112,17 @@ class _Saving:
             return said
 
         said = self._ranks.share("save: begin", look)
-        if any((each["path"], each["metadata"]) != (self._path, self._metadata) for each in said):
-            raise MismatchError(
-                "save(): ranks give different paths or metadata: call it with the same ones on all ranks"
-            )
-        if len({"optimizer" in each for each in said}) > 1:
-            raise MismatchError("save(): some ranks give an optimizer and some do not")
-        self._generation = int(said[0]["generation"])
+        with as_told("save: begin"):
+            if any((each["path"], each["metadata"]) != (self._path, self._metadata) for each in said):
+                raise MismatchError(
+                    "save(): ranks give different paths or metadata: call it with the same ones on all ranks"
+                )
+            if len({"optimizer" in each for each in said}) > 1:
+                raise MismatchError("save(): some ranks give an optimizer and some do not")
+            self._generation = int(said[0]["generation"])
+            self._plan(parts, states, said)
+
+    def _plan(self, parts: list[Part], states: list[States], said: list[dict[str, Any]]) -> None:
         rank, size = self._ranks.rank, self._ranks.size
 
         def add(kind: str, parts: list[Part], values: list[Any]) -> None:
@@ -148,16 +151,19 @@ class _Saving:
 
     def write(self) -> None:
         """This rank's rows, into all files, beginning with its own: ranks then write different ones."""
+        written = []
         for files in self._files:
             count = len(files.plan.files)
             for step in range(count):
-                self._write_into(files, (self._ranks.rank + step) % count)
+                written += self._write_into(files, (self._ranks.rank + step) % count)
+        for file in written:
+            file.sync()
 
-    def _write_into(self, files: _Files, number: int) -> None:
+    def _write_into(self, files: _Files, number: int) -> list[_core.SharedSafetensors]:
         tensors = files.plan.files[number]
         writes = [(name, files.writes[name]) for name, _, _ in tensors if name in files.writes]
         if not writes:
-            return
+            return []
         path = self._hidden(files.names(self._generation)[number])
         file = _core.SharedSafetensors.open(path, tensors, self._file_metadata(files))
         for name, regions in writes:
@@ -165,11 +171,11 @@ class _Saving:
             memory = part.memory.contiguous()
             address = memory.data_ptr()
             for region in part.regions:
-                bytes = size_of(region) * _core.bits_of(part.dtype) // 8
+                count = size_of(region) * _core.bits_of(part.dtype) // 8
                 if region in regions:
-                    file.write_slice(name, region, address, bytes)
-                address += bytes
-        file.sync()
+                    file.write_slice(name, region, address, count)
+                address += count
+        return [file]
 
     def commit(self) -> None:
         """By rank 0: from hidden names to the checkpoint."""

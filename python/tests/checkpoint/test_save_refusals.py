@@ -16,6 +16,8 @@ from killing import on_ranks
 from safetensors.torch import save_file
 from saved_files import bytes_of, index_of, optimizer_index, tensors_of
 from tessera import checkpoint
+from tessera.checkpoint import _save
+from tessera.checkpoint._ranks import Ranks
 from torch import nn
 
 
@@ -378,3 +380,37 @@ def test_an_index_that_names_files_elsewhere_lets_none_be_removed(saved: pathlib
     checkpoint.save(_model(), None, saved)
     assert (tmp_path / "precious.safetensors").exists()
     assert (saved / "config.json").exists()
+
+
+def test_ranks_that_make_other_calls(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    said = _of_rank(
+        lambda rank: checkpoint.load(_model(), None, saved) if rank else checkpoint.save(_model(), None, tmp_path / "x")
+    )
+    assert said[0].startswith("MismatchError: save: begin: rank 1 is at 'load: open'"), said
+    assert said[1].startswith("MismatchError: load: open: rank 0 is at 'save: begin'"), said
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"\xff",
+        b"7",
+        b"[" * 100_000,
+        b'{"at": "save: begin"}',
+        b'{"at": 7, "value": 1}',
+        b'{"at": "save: begin", "error": 7}',
+        b'{"at": "save: begin", "error": ["internal", 7]}',
+        b'{"at": "save: begin", "value": 7}',
+        b'{"at": "save: begin", "value": {"path": 1}}',
+        b'{"at": "save: begin", "value": {"path": "PATH", "metadata": {}}}',
+        b'{"at": "save: begin", "value": {"path": "PATH", "metadata": {}, "model": 7}}',
+    ],
+)
+def test_a_rank_that_sends_anything(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, blob: bytes) -> None:
+    path = tmp_path / "x"
+    other = blob.replace(b"PATH", str(path).encode())
+    ranks = Ranks(0, 2, lambda what, own: [own, other])
+    monkeypatch.setattr(_save, "ranks_of", lambda *_: ranks)
+    _refused(tessera.MismatchError, "rank", lambda: checkpoint.save(_model(), None, path))
+    assert os.listdir(path) == []
