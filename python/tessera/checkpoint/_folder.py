@@ -77,6 +77,14 @@ def path_of(path: Any) -> str:
         raise InvalidArgumentError(f"path {path!r}: give a str or a path") from None
 
 
+def remove(folder: str, names: Iterable[str]) -> None:
+    """Those that are there, and save()'s; what cannot be removed is left to the next save."""
+    for name in sorted(names):
+        if _OURS.fullmatch(name) or name == _HIDDEN_INDEX:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, name))
+
+
 class Folder:
     """Of rank 0, while it saves: nobody else saves into it."""
 
@@ -136,9 +144,10 @@ class Folder:
                 os.unlink(self._at(name))
         return max(numbers) + 1
 
-    def commit(self, files: list[str], indexes: dict[str, dict[str, Any]]) -> None:
+    def commit(self, files: list[str], indexes: dict[str, dict[str, Any]]) -> list[str]:
         """Gives the files their names, and the indexes, of which the model's is the last: from then on they are the
-        checkpoint. REQUIRES: the files are complete and on the disk under their hidden names."""
+        checkpoint. Returns the names of the old ones. REQUIRES: the files are complete and on the disk under their
+        hidden names."""
         names = [*files, *indexes]
         index = self._at(hidden(INDEX))
         written = False
@@ -152,10 +161,10 @@ class Folder:
             os.rename(index, self._at(INDEX))
         except BaseException:
             if not written or os.path.exists(index):  # an interrupt may come after the rename
-                self._remove({*names[:-1], *map(hidden, names)})
+                remove(self.path, {*names[:-1], *map(hidden, names)})
             raise
         os.fsync(self._descriptor)
-        self._remove(self._current - {INDEX})
+        return sorted(self._current - {INDEX})
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         written = json.dumps(content, indent=1, ensure_ascii=False).encode()
@@ -164,10 +173,3 @@ class Folder:
             file.write(written)
             file.flush()
             os.fsync(descriptor)
-
-    def _remove(self, names: Iterable[str]) -> None:
-        """Those that are there; what cannot be removed is left to the next save."""
-        for name in sorted(names):
-            if _OURS.fullmatch(name) or name == _HIDDEN_INDEX:
-                with contextlib.suppress(OSError):
-                    os.unlink(self._at(name))

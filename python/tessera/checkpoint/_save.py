@@ -12,7 +12,7 @@ import torch
 from .. import _core
 from .._arguments import text
 from .._errors import InvalidArgumentError, MismatchError
-from ._folder import INDEX, MARK, Folder, data_file, hidden, optimizer_index, path_of
+from ._folder import INDEX, MARK, Folder, data_file, hidden, optimizer_index, path_of, remove
 from ._optimizer import States, merged, states_of
 from ._parts import Part, parts_of, size_of
 from ._plan import Plan, heard, plan, told
@@ -52,7 +52,8 @@ def save(
         saving.begin(model, optimizer, path, metadata)
         ranks.share("save: create", saving.create)
         ranks.share("save: write", saving.write)
-        ranks.share("save: commit", saving.commit)
+        old = ranks.share("save: commit", saving.commit)[0]
+        ranks.share("save: remove", lambda: remove(saving.path, list(old)[ranks.rank :: ranks.size]))
     finally:
         saving.end()
 
@@ -97,23 +98,23 @@ class _Saving:
         states: list[States] = []
 
         def look() -> dict[str, Any]:
-            self._path = path_of(path)
+            self.path = path_of(path)
             self._metadata = _checked(metadata)
             found = parts_of(model)
             parts.extend(found.parts.values())
             if optimizer is not None:
                 states.append(states_of(optimizer, found))
-            said: dict[str, Any] = {"path": self._path, "metadata": self._metadata, "model": told(parts)}
+            said: dict[str, Any] = {"path": self.path, "metadata": self._metadata, "model": told(parts)}
             if states:
                 said["optimizer"] = {"tensors": told(states[0].parts), **states[0].plain()}
             if self._ranks.rank == 0:
-                self._folder = Folder(self._path)
+                self._folder = Folder(self.path)
                 said["generation"] = self._folder.begin()
             return said
 
         said = self._ranks.share("save: begin", look)
         with as_told("save: begin"):
-            if any((each["path"], each["metadata"]) != (self._path, self._metadata) for each in said):
+            if any((each["path"], each["metadata"]) != (self.path, self._metadata) for each in said):
                 raise MismatchError(
                     "save(): ranks give different paths or metadata: call it with the same ones on all ranks"
                 )
@@ -135,7 +136,7 @@ class _Saving:
             self._plain = merged([each["optimizer"] for each in said])
 
     def _hidden(self, name: str) -> str:
-        return os.path.join(self._path, hidden(name))
+        return os.path.join(self.path, hidden(name))
 
     def _file_metadata(self, files: _Files) -> dict[str, str]:
         return {"format": "pt", **self._metadata} if files.kind == "model" else dict(self._metadata)
@@ -177,10 +178,10 @@ class _Saving:
                 address += count
         return [file]
 
-    def commit(self) -> None:
-        """By rank 0: from hidden names to the checkpoint."""
+    def commit(self) -> list[str]:
+        """By rank 0: from hidden names to the checkpoint. Returns what it replaces: large files take long to remove."""
         if self._folder is None:
-            return
+            return []
         generation = self._generation
         names = [name for files in self._files for name in files.names(generation)]
         mark: dict[str, Any] = {"generation": generation}
@@ -189,7 +190,7 @@ class _Saving:
             mark["optimizer"] = optimizer_index(generation)
             indexes[mark["optimizer"]] = files.index(generation, self._plain)
         indexes[INDEX] = self._files[0].index(generation, {MARK: mark})
-        self._folder.commit(names, indexes)
+        return self._folder.commit(names, indexes)
 
     def end(self) -> None:
         for path in self._made:
