@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import etp_features_scenarios
 import etp_generic_scenarios
 import etp_scenarios
 import pytest
 from etp_models import on_ranks, plainly, scenarios_of
 
-SCENARIOS = scenarios_of(vars(etp_scenarios)) | scenarios_of(vars(etp_generic_scenarios))
+SCENARIOS = {
+    name: scenario
+    for each in (etp_scenarios, etp_generic_scenarios, etp_features_scenarios)
+    for name, scenario in scenarios_of(vars(each)).items()
+}
 
 
 @pytest.fixture(scope="module", params=[2, 4])
