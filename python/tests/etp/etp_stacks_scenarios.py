@@ -61,6 +61,15 @@ class Mixed(Experts):
         return x + super().forward(x, chosen)
 
 
+class InOneOperation(Experts):
+    """An operation that takes one expert and all of them."""
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        alike = torch.matmul(self.gate_up, self.gate_up[0].t()).tanh().mean((0, 2))
+        gate, up = (F.linear(x, self.gate_up[1]) * alike).chunk(2, dim=-1)
+        return F.linear(F.silu(gate) * up, self.down[1])
+
+
 class Grouped(Experts):
     """All experts in one operation that is told which rows are whose."""
 
@@ -154,6 +163,10 @@ def all_at_once(run: Run) -> Any:
 
 def one_and_all(run: Run) -> Any:
     return _trained(run, lambda: Model(Mixed))
+
+
+def one_and_all_in_one_operation(run: Run) -> Any:
+    return _trained(run, lambda: Model(InOneOperation))
 
 
 def grouped(run: Run) -> Any:

@@ -35,7 +35,7 @@ def test_bytes_are_those_of_plain_torch(found: tuple[int, dict[str, list[Any]]],
 @pytest.mark.parametrize(("replicas", "shards"), [(2, 1), (2, 2)])
 def test_replicas_have_the_bytes_of_plain_torch(replicas: int, shards: int) -> None:
     """A replica of one rank reads its own memory."""
-    names = ("one_expert_at_a_time", "all_at_once", "one_and_all", "states_of_stacks")
+    names = ("one_expert_at_a_time", "all_at_once", "one_and_all", "one_and_all_in_one_operation", "states_of_stacks")
     scenarios = {name: SCENARIOS[name] for name in names}
     for name, ranks in on_grid(scenarios, replicas, shards).items():
         expected = plainly(scenarios[name], replicas * shards)

@@ -199,8 +199,14 @@ class Call:
     def use(self, weight: Weight, trains: bool) -> Any:
         """The gathered weight itself, to be read."""
         found, source = gathered(weight, trains)
-        self._sources[source.address] = source
+        self._know(source)
         return self._wrap(found)
+
+    def _know(self, source: Source) -> None:
+        """Where shards themselves are used, the first expert of a stack begins where the whole does, which has more."""
+        known = self._sources.get(source.address)
+        if known is None or known.weight.shape.numel() < source.weight.shape.numel():
+            self._sources[source.address] = source
 
     def _swap(self, value: Any) -> Any:
         kind = type(value)
@@ -209,10 +215,10 @@ class Call:
             if found is None:
                 found, source = gathered(value.etp, value.requires_grad)
                 self._found[id(value)] = found
-                self._sources[source.address] = source
+                self._know(source)
             return found
         if kind is Gathered:
-            self._sources[value.source.address] = value.source
+            self._know(value.source)
             return value.plain
         if kind in (list, tuple):
             return kind([self._swap(each) for each in value])
