@@ -92,6 +92,13 @@ void Group::Impl::ring() {
   bells->ring_sleepers();
 }
 
+void Group::claim() {
+  if (impl_->claimed.exchange(true))
+    tessera::fail(ErrorCode::kInvalidArgument,
+                  "group '{}' has served a runtime, whose versions its words still show: form one for each"_message,
+                  name());
+}
+
 void Group::fail(const Status& status) {
   impl_->fail(status);
 }

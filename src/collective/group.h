@@ -172,6 +172,9 @@ class Group : public std::enable_shared_from_this<Group> {
 
   static constexpr size_t kMaxBlobBytes = size_t{256} << 20;
 
+  // For whoever numbers this rank's words from their beginning, once: throws kInvalidArgument the second time.
+  void claim();
+
   // Failure and end --------------------------------------------------------------------------------------------------
 
   // Fails the group on all ranks; the first failure counts.

@@ -85,6 +85,7 @@ struct Group::Impl {
   std::unique_ptr<Service> service;  // none within a process; before what it uses
   std::atomic<bool> opened{false};   // pages and bells are there
   std::atomic<bool> closed{false};
+  std::atomic<bool> claimed{false};
 };
 
 }  // namespace tessera::collective

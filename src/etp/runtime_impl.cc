@@ -72,7 +72,9 @@ RuntimeImpl::RuntimeImpl(ShardGroup group, RuntimeOptions options)
       publisher_(context_),
       consumptions_(context_, memory_),
       gradients_(context_, pool_, captured_pool_),
-      replicated_(context_) {}
+      replicated_(context_) {
+  context_.group.claim();
+}
 
 RuntimeImpl::~RuntimeImpl() {
   const MutexLock lock(mutex_);

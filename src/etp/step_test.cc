@@ -272,6 +272,14 @@ TEST(StepTest, ALostGroupIsAnErrorAndNotAHang) {
   });
 }
 
+TEST(StepTest, AGroupServesOneRuntime) {
+  const ShardGroup group = ShardGroup::single(test_group());
+  {
+    const Runtime first(group);
+  }
+  EXPECT_THAT(error_of([&] { const Runtime second(group); }), HasSubstr("has served a runtime"));
+}
+
 TEST(StepTest, RuntimesCanBeMadeAgainAndAgain) {
   const auto once = [](ShardGroup group) {
     Runtime runtime(group, prefetching());
