@@ -35,6 +35,7 @@ PUBLIC = {
     "store.h": "store",
     "bus.h": "bus",
     "etp.h": "etp",
+    "etp_report.h": "etp",
 }
 # Layers whose folders are implementations of one interface, except folders that every layer may use.
 SEAMS = {"transport", "memory", "store"}
