@@ -76,20 +76,28 @@ Runtime* make_runtime(const etp::ShardGroup& group, const std::string& reduction
   return new Runtime(group, std::move(options));
 }
 
+etp::WeightSpec spec_of(const std::string& name, int64_t rows, int64_t columns, const std::string& dtype,
+                        const std::string& format, const std::optional<std::string>& compute,
+                        const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen,
+                        bool native = false) {
+  return {.name = name,
+          .rows = rows,
+          .columns = columns,
+          .dtype = parse_dtype(dtype),
+          .format = format,
+          .compute = dtype_named(compute),
+          .accumulated = dtype_named(accumulated),
+          .pad_for_alignment = pad_for_alignment,
+          .frozen = frozen,
+          .native = native};
+}
+
 WeightId add(Runtime& runtime, const std::string& name, int64_t rows, int64_t columns, const std::string& dtype,
              const std::string& format, const std::optional<std::string>& compute,
              const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen, bool native) {
   const nb::gil_scoped_release released;
-  return runtime.add({.name = name,
-                      .rows = rows,
-                      .columns = columns,
-                      .dtype = parse_dtype(dtype),
-                      .format = format,
-                      .compute = dtype_named(compute),
-                      .accumulated = dtype_named(accumulated),
-                      .pad_for_alignment = pad_for_alignment,
-                      .frozen = frozen,
-                      .native = native});
+  return runtime.add(
+      spec_of(name, rows, columns, dtype, format, compute, accumulated, pad_for_alignment, frozen, native));
 }
 
 std::vector<WeightId> add_stack(Runtime& runtime, const std::string& name, int count, int64_t rows, int64_t columns,
@@ -97,15 +105,7 @@ std::vector<WeightId> add_stack(Runtime& runtime, const std::string& name, int c
                                 const std::optional<std::string>& compute,
                                 const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen) {
   const nb::gil_scoped_release released;
-  return runtime.add_stack({.name = name,
-                            .rows = rows,
-                            .columns = columns,
-                            .dtype = parse_dtype(dtype),
-                            .format = format,
-                            .compute = dtype_named(compute),
-                            .accumulated = dtype_named(accumulated),
-                            .pad_for_alignment = pad_for_alignment,
-                            .frozen = frozen},
+  return runtime.add_stack(spec_of(name, rows, columns, dtype, format, compute, accumulated, pad_for_alignment, frozen),
                            count);
 }
 
