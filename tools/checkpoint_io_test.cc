@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "base/fail.h"
+#include "base/testing.h"
 #include "checkpoint/test_folder.h"
 #include "codec/simd/cast.h"
 #include "codec/simd/reduce.h"
@@ -49,16 +50,6 @@ std::vector<float> floats_of(const HeldTensors& held) {
   std::vector<float> values(memory.size() / sizeof(float));
   if (!memory.empty()) std::memcpy(values.data(), memory.data(), memory.size());
   return values;
-}
-
-template <typename Body>
-Status status_of(Body body) {
-  try {
-    body();
-    return {};
-  } catch (...) {
-    return status_of_current_exception();
-  }
 }
 
 TEST_F(CheckpointIo, EveryRankHoldsItsSlice) {

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "base/fail.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -34,6 +35,17 @@ std::string error_of(Call call) {
     return std::string(to_string(error.code())) + ": " + error.what();
   }
   return "(no error)";
+}
+
+// What it throws, as a status.
+template <typename Call>
+Status status_of(Call call) {
+  try {
+    call();
+    return {};
+  } catch (...) {
+    return status_of_current_exception();
+  }
 }
 
 // The number of open descriptors of this process.

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "base/fail.h"
+#include "base/testing.h"
 #include "tessera/layout.h"
 
 namespace tessera::checkpoint {
@@ -17,16 +17,6 @@ inline std::vector<std::byte> random_bytes(int64_t count, uint32_t seed) {
   std::vector<std::byte> bytes(static_cast<size_t>(count));
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
   return bytes;
-}
-
-template <typename Body>
-Status status_of(Body body) {
-  try {
-    body();
-    return {};
-  } catch (...) {
-    return status_of_current_exception();
-  }
 }
 
 // Element by element, from the definition: the oracle for slices.

@@ -18,21 +18,13 @@
 #include "base/framing.h"
 #include "base/mutex.h"
 #include "base/socket.h"
+#include "base/testing.h"
 #include "store/protocol.h"
 #include "store/server/server.h"
 
 namespace tessera::store {
 
 inline constexpr auto kLimit = std::chrono::seconds(60);  // for every wait that should succeed
-
-inline Status status_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (...) {
-    return status_of_current_exception();
-  }
-  return {};
-}
 
 // The servers and clients of these tests share one token; it is in the environment before anything reads that.
 inline const Token kToken = [] {
