@@ -187,9 +187,9 @@ TEST(CaptureTest, NothingIsGatheredInVainForWhatIsReplayed) {
 }
 
 TEST(CaptureTest, DistanceAndCapBoundWhatIsGatheredAhead) {
-  run_ranks(2, [](const ShardGroup& group) {
-    for (const int distance : {0, 1, 3}) {
-      for (const bool capped : {false, true}) {
+  for (const int distance : {0, 1, 3})
+    for (const bool capped : {false, true})
+      run_ranks(2, [&](const ShardGroup& group) {
         RuntimeOptions options = graphed();
         options.distance = distance;
         if (capped) options.cap_bytes = kBuffer;
@@ -202,10 +202,8 @@ TEST(CaptureTest, DistanceAndCapBoundWhatIsGatheredAhead) {
         EXPECT_EQ(report.prefetched, distance == 0 ? 0 : 6);
         EXPECT_EQ(report.on_demand, distance == 0 ? 6 : 0);
         EXPECT_EQ(model.wrong, 0);
-        group.impl()->barrier("the next");
-      }
-    }
-  });
+        group.impl()->barrier("the end");
+      });
 }
 
 TEST(CaptureTest, BelowACapCapturesTakeThePlaceOfWhatIsGatheredAhead) {
