@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <iterator>
 #include <utility>
@@ -96,9 +97,11 @@ void SharedArena::seal(int seals) {
 }
 
 int SharedArena::fd_for_peer() {
-  if (writable_elsewhere() && ::fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0)
-    fail_arena("sealing", bytes_);
-  return fd_.get();
+  if (!writable_elsewhere()) return fd_.get();
+  if (::fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0) return fd_.get();
+  // Another thread, or the agent's process, sealed it between the two calls: no seal can then be added.
+  if (errno == EPERM && !writable_elsewhere()) return fd_.get();
+  fail_arena("sealing", bytes_);
 }
 
 bool SharedArena::writable_elsewhere() const {

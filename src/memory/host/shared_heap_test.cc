@@ -5,9 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <barrier>
 #include <cstring>
 #include <map>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "memory/host/shared_arena.h"
@@ -104,6 +107,24 @@ TEST(SharedArena, APeerCanNeitherWriteNorResize) {
   EXPECT_NE(::fcntl(arena.fd_for_peer(), F_ADD_SEALS, F_SEAL_WRITE), 0);
   EXPECT_EQ(arena.data()[0], std::byte{42});
   arena.data()[0] = std::byte{43};  // the owner still can
+}
+
+TEST(SharedArena, ManyThreadsMayLendItAtOnce) {
+  constexpr int kThreads = 4;
+  for (uint32_t round = 0; round < 200; ++round) {
+    SharedArena arena(round, SharedArena::kHugePage);
+    std::barrier together(kThreads);
+    std::vector<std::thread> threads;
+    std::atomic<int> lent = 0;
+    for (int t = 0; t < kThreads; ++t)
+      threads.emplace_back([&] {
+        together.arrive_and_wait();
+        EXPECT_NO_THROW(lent += arena.fd_for_peer() >= 0 ? 1 : 0);
+      });
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(lent, kThreads);
+    EXPECT_FALSE(arena.writable_elsewhere());
+  }
 }
 
 TEST(SharedHeap, AForkedChildCannotHarmItsParentsBlocks) {
