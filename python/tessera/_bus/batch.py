@@ -204,7 +204,7 @@ class Batch(Closing):
         the job calls it; it blocks as long as the copy takes."""
         with self._attachment.lock:
             core = self._attachment.require_core()
-            held = self._locate()
+            held = self._locate(writes=True)
             try:
                 version = core.commit()
             except Error:
@@ -337,10 +337,9 @@ class Batch(Closing):
             timeout = self._wait_for_abandoned(before, timeout)
         start = core.send if what == "send" else core.recv if what == "recv" else core.stage
         with self._attachment.lock:
-            held = self._locate()
-            transfer = beginning.begin(
-                lambda: Transfer(start(version, timeout), held, writes=what == "recv", torn=core.torn)
-            )
+            writes = what == "recv"
+            held = self._locate(writes)
+            transfer = beginning.begin(lambda: Transfer(start(version, timeout), held, writes, core.torn))
             last, self._last = self._last, transfer
         if last is not None:
             last.settle()  # it has ended: otherwise the core would not have started this one
@@ -373,8 +372,10 @@ class Batch(Closing):
             )
         return left_of(timeout, begin)
 
-    def _locate(self) -> list[Held]:
+    def _locate(self, writes: bool) -> list[Held]:
         held = [share.registration.locate() for share in self._shares]
+        for share in self._shares if writes else ():
+            share.registration.begin_write()
         for share in self._shares:
             if share.registration.has_moved:
                 self._relocate(share.registration.moved)

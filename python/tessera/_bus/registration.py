@@ -10,7 +10,7 @@ from typing import Any
 from .. import _core
 from .._arguments import text
 from .._errors import Error, InvalidArgumentError, MismatchError
-from .._tensors.location import Location, Source
+from .._tensors.location import Location, Source, refusal
 from .._tensors.shapes import Shape, global_shape
 from .._tensors.walk import Hold, walk
 from .._tensors.watch import Watch
@@ -80,6 +80,8 @@ class Registration:
                 continue
             at = source.locate()
             layout = at.layout or fallback or own
+            if layout is own and any(part.layout is None for part in parts):
+                _require_whole(name, tensor)
             self._identities[name] = id(tensor)
             self._sources[name], self._locations[name] = source, at._replace(layout=layout, memory=None)
             self._parts[name] = self._named(name, parts, taken)
@@ -254,6 +256,11 @@ class Registration:
         for source in self._sources.values():
             source.require_writeable()
 
+    def begin_write(self) -> None:
+        """Refuses what may not be written now. REQUIRES: locate() has just been called."""
+        for name in self._sources if self._watch is None else self._unwatched:
+            self._sources[name].begin_write()
+
     # --- private
 
     @staticmethod
@@ -373,6 +380,17 @@ class Registration:
             if len(empty) > 1 and empty not in ties:
                 ties.append(empty)
         return ties
+
+
+def _require_whole(name: str, tensor: Any) -> None:
+    """Refuses a part that tensor parallelism has made, by the attributes that Megatron gives to parameters."""
+    if getattr(tensor, "tensor_model_parallel", False):
+        raise refusal(
+            name,
+            f"it is this rank's part of a tensor that tensor parallelism cuts along dim "
+            f"{getattr(tensor, 'partition_dim', None)}, and nothing says which part: register (tensor, layout, global "
+            "shape)",
+        )
 
 
 def _source(part: Part) -> str:

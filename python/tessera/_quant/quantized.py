@@ -269,6 +269,9 @@ class Received:
     def require_writeable(self) -> None:
         pass
 
+    def begin_write(self) -> None:
+        pass
+
     def written(self) -> None:
         pass
 

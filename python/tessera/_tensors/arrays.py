@@ -71,6 +71,9 @@ class Array:
                 self._name, f"the array is read-only and cannot be received into{why}: register one that can be written"
             )
 
+    def begin_write(self) -> None:
+        pass
+
     def written(self) -> None:
         self.require_writeable()
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from .._errors import InvalidArgumentError
-from .location import Location, Source, refusal
+from .location import Location, Source, brings_source, refusal
 from .tensors import Beside, has_layout, is_tensor, source_of
 from .torch import Locator, is_torch_tensor, written
 
@@ -49,7 +49,7 @@ class Entry:
 
     def locate(self) -> Location:
         tensor = self._tensor()
-        if is_torch_tensor(tensor):
+        if is_torch_tensor(tensor) and not brings_source(tensor):
             self._locator = self._locator or Locator(self._name)
             found = self._locator.locate(tensor)
             self._torch = weakref.ref(tensor)
@@ -62,6 +62,11 @@ class Entry:
         tensor = self._tensor()
         if not is_torch_tensor(tensor):
             source_of(self._name, tensor).require_writeable()
+
+    def begin_write(self) -> None:
+        tensor = self._tensor()
+        if brings_source(tensor):
+            source_of(self._name, tensor).begin_write()
 
     def written(self) -> None:
         if self._torch is None:

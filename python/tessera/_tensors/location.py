@@ -88,12 +88,15 @@ class Source(Protocol):
     def require_writeable(self) -> None:
         """Refuses what cannot be received into."""
 
+    def begin_write(self) -> None:
+        """A transfer is about to write the elements. Refuses what may not be written now."""
+
     def written(self) -> None:
         """Tells its library that the elements are about to change, or have changed."""
 
 
 class BringsSource(Protocol):
-    """A tensor that defines itself how it is registered."""
+    """A tensor that defines itself how it is registered; it may be one of torch's."""
 
     def __tessera_source__(self, name: str) -> Source: ...
 

@@ -13,6 +13,7 @@ from .._errors import InvalidArgumentError
 from .blocks import as_numpy, shared_bytes
 from .dicts import leaves
 from .foreign import type_name
+from .location import brings_source
 from .modules import fsdp_parameters, refuse_script
 from .torch import is_module, is_torch_tensor, local_tensor, move_storage, require_movable, tensor_in
 
@@ -66,6 +67,8 @@ def share_(value: T) -> T:
     """
     storages: dict[int, torch.UntypedStorage] = {}
     for name, tensor in _tensors_of(value):
+        if brings_source(tensor):  # its memory is its own affair
+            continue
         storage = local_tensor(name, tensor).untyped_storage()
         if storage.nbytes() == 0 or _core.in_shared_memory(storage.data_ptr(), storage.nbytes()):
             continue

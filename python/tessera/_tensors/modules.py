@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._errors import InvalidArgumentError
-from .location import Location, Source
+from .location import Location, Source, brings_source
 from .torch import Locator, written
 
 if TYPE_CHECKING:
@@ -88,7 +88,9 @@ class ModuleTensor:
         self._look_up()
 
     @property
-    def current(self) -> Callable[[], torch.Tensor | None]:
+    def current(self) -> Callable[[], torch.Tensor | None] | None:
+        if brings_source(self._tensors.get(self._attribute)):
+            return None
         return self._tree.watched(self._number, partial(self._tensors.get, self._attribute))
 
     def _look_up(self) -> None:
@@ -116,10 +118,18 @@ class ModuleTensor:
                 f"tensor {self._name}: FSDP has gathered it, and will free what is there now: call reshard() on the "
                 "FSDP module first, or send after the optimiser's step"
             )
-        return self._locator.locate(self._current())
+        tensor = self._current()
+        if brings_source(tensor):
+            return tensor.__tessera_source__(self._name).locate()
+        return self._locator.locate(tensor)
 
     def require_writeable(self) -> None:
         pass
+
+    def begin_write(self) -> None:
+        tensor = self._current()
+        if brings_source(tensor):
+            tensor.__tessera_source__(self._name).begin_write()
 
     def written(self) -> None:
         written(self._current())

@@ -44,7 +44,7 @@ class Beside:
 
     def lay_out(self, found: Location) -> Location:
         if found.layout is not None:
-            raise refusal(self._name, f"it is a DTensor with a layout of its own, {found.layout}: give only the tensor")
+            raise refusal(self._name, f"it has a layout of its own, {found.layout}: give only the tensor")
         return found._replace(layout=self._layout, global_shape=self._shape)
 
 
@@ -61,6 +61,9 @@ class WithLayout:
 
     def require_writeable(self) -> None:
         self._source.require_writeable()
+
+    def begin_write(self) -> None:
+        self._source.begin_write()
 
     def written(self) -> None:
         self._source.written()
@@ -90,6 +93,9 @@ class WeakArray:
 
     def require_writeable(self) -> None:
         self._source().require_writeable()
+
+    def begin_write(self) -> None:
+        self._source().begin_write()
 
     def written(self) -> None:
         if self._array() is not None:

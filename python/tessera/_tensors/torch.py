@@ -253,6 +253,9 @@ class WeakTensor:
     def require_writeable(self) -> None:
         pass
 
+    def begin_write(self) -> None:
+        pass
+
     def written(self) -> None:
         bump(self._counters)
 

@@ -29,11 +29,13 @@ class Group(Closing):
         rank: This process, from 0.
         size: How many share each weight.
         timeout: Seconds that a rank waits for the others.
+        job_rank: This process in its job, as torch or the launcher numbers it; None: nobody does.
     """
 
-    def __init__(self, core: _core.ShardGroup, name: str, timeout: float) -> None:
+    def __init__(self, core: _core.ShardGroup, name: str, timeout: float, job_rank: int | None = None) -> None:
         self.name = name
         self.timeout = timeout
+        self.job_rank = job_rank
         self.core = core
         self.rank = core.rank
         self.size = core.size
@@ -174,7 +176,7 @@ def _over_store(url: str, rank: int | None, size: int | None, name: str, timeout
     life = "-".join(os.environ.get(each, "") for each in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
     namespace = os.environ.get("TESSERA_NAMESPACE", "default")
     key = f"{namespace}/etp/{name}/{life}"
-    return Group(_core.ShardGroup.over_store(url, key, rank, size, name, timeout), name, timeout)
+    return Group(_core.ShardGroup.over_store(url, key, rank, size, name, timeout), name, timeout, rank)
 
 
 def _placed(what: str, value: int | None, variable: str, lowest: int) -> int:
@@ -192,7 +194,8 @@ def _over_process_group(process_group: Any, name: str, timeout: float) -> Group:
     if rank < 0:
         raise InvalidArgumentError("process_group: this process is none of its ranks")
     exchange = exchange_over(process_group, 1 << 20)
-    return Group(_core.ShardGroup.over(exchange, rank, size, name, timeout), name, timeout)
+    job_rank = torch.distributed.get_rank()
+    return Group(_core.ShardGroup.over(exchange, rank, size, name, timeout), name, timeout, job_rank)
 
 
 def exchange_over(process_group: Any, most_bytes: int) -> Callable[[bytes], list[bytes]]:

@@ -56,6 +56,14 @@ def require_in_place(places: Iterable[tuple[dict[str, Any], str, ShardedParamete
             )
 
 
+def _job_ranks(group: Group, core: _core.ShardGroup) -> tuple[int, ...] | None:
+    """Of the ranks of all replicas. Collective."""
+    own = -1 if group.job_rank is None else group.job_rank
+    told = core.exchange("the ranks of the job", own.to_bytes(8, "little", signed=True))
+    found = tuple(int.from_bytes(each, "little", signed=True) for each in told)
+    return None if min(found) < 0 else found
+
+
 class ShardedModel(Closing):
     """The weights of one model, and its runtime. Used by one thread at a time.
 
@@ -73,6 +81,7 @@ class ShardedModel(Closing):
         self.scale = scale
         self.core = core  # the ranks of all replicas
         self.replicas = core.size // group.size
+        self.job_ranks = _job_ranks(group, core)
         self.runtime = runtime
         self.weights: list[Weight] = []
         self.replicated: list[Replicated] = []

@@ -15,6 +15,7 @@ from ..._errors import InvalidArgumentError
 from .._autograd.routes import words
 from .._weights.matrix import Model
 from .._weights.parameter import ShardedParameter
+from .._weights.registered import RowsSource
 from .._weights.rows import gather_rows
 from .._weights.weight import Weight
 from .chunks import chunk_list, shard_at, write_items
@@ -52,6 +53,10 @@ class LogicalTensor(torch.Tensor):
     def full(self) -> torch.Tensor:
         """All rows, as a tensor of its own. Collective."""
         return gather_rows(self.etp.group.core, self.etp, self.local).view(self.etp.shape)
+
+    def __tessera_source__(self, name: str) -> RowsSource[LogicalTensor]:
+        """How a batch of the tensor bus registers it."""
+        return RowsSource(name, self, lambda tensor: tensor.local)
 
     def rows_for(self, weight: Weight) -> torch.Tensor:
         """Those that this rank has of another weight of that shape."""

@@ -38,6 +38,7 @@ class Model(Protocol):
     wanted: set[int] | None  # by a backward with inputs=: numbers of weights
     core: _core.ShardGroup  # the ranks of all replicas
     replicas: int
+    job_ranks: tuple[int, ...] | None  # of `core`, by rank; None: nobody numbers them
 
     @property
     def weights(self) -> Sequence[Listed]: ...

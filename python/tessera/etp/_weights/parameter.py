@@ -15,6 +15,7 @@ from .._autograd.routes import ATTRIBUTES, MOVES, Route, route_of
 from .._compile import left_out, opaque
 from .._refusals import refuse_fully_shard
 from .post_hooks import PostHook
+from .registered import RowsSource
 from .weight import Weight
 
 
@@ -74,6 +75,10 @@ class ShardedParameter(torch.nn.Parameter):
         """Sends what get_wgrad_tensor() gave to the ranks that own its rows; it must not be used afterwards. Within a
         backward."""
         self.etp.take_back(gradient)
+
+    def __tessera_source__(self, name: str) -> RowsSource[ShardedParameter]:
+        """How a batch of the tensor bus registers it."""
+        return RowsSource(name, self, lambda parameter: parameter.etp.local)
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise InvalidArgumentError(

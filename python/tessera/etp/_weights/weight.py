@@ -11,7 +11,7 @@ from torch._C import DisableTorchFunctionSubclass
 from torch._C import _from_dlpack as from_dlpack  # of a capsule
 from torch.utils.hooks import RemovableHandle
 
-from ..._core import Layout
+from ..._core import Layout, Mesh, RaggedShard, Replicate
 from ..._errors import InternalError, InvalidArgumentError
 from .._autograd.inline import Stand
 from .._optim.norms import plain, typed
@@ -150,10 +150,20 @@ class Weight(Matrix):
         return self.rows[1] - self.rows[0] < self.shard_rows
 
     @property
+    def bounds(self) -> list[int]:
+        """Rank r of the group has rows bounds[r] to bounds[r + 1]."""
+        return [min(rank * self.shard_rows, self.matrix[0]) for rank in range(self.group.size + 1)]
+
+    @property
     def layout(self) -> Layout:
-        """Of [*lead, F, K] over the ranks of all replicas, rank d * N + r being rank r of replica d."""
-        bounds = ";".join(str(min(r * self.shard_rows, self.matrix[0])) for r in range(self.group.size + 1))
-        return Layout(f"dp={self.model.replicas},etp={self.group.size}:R,G{len(self.lead)}[{bounds}]")
+        """Of [*lead, F, K], over the ranks of the job that have it. If nobody numbers these, rank d * N + r is rank r
+        of replica d."""
+        return self.layout_of(len(self.lead), self.bounds)
+
+    def layout_of(self, dim: int, bounds: Sequence[int]) -> Layout:
+        """Of a view of it, which those bounds cut along `dim`."""
+        mesh = Mesh([self.model.replicas, self.group.size], ["dp", "etp"], self.model.job_ranks)
+        return Layout(mesh, [Replicate(), RaggedShard(dim, bounds)])
 
     def __repr__(self) -> str:
         return f"Weight({self.name!r}, rows={self.rows}, shape={tuple(self.shape)}, format={self.format!r})"
