@@ -15,7 +15,7 @@ from command_case import CommandTest, main
 class Agents(CommandTest):
     def agent(self, job, *arguments, rank=0):
         process = self.start("agent", "--job", job, "--rank", str(rank), "--json", *arguments)
-        return process, json.loads(process.stdout.readline())["address"]
+        return process, json.loads(self.line(process))["address"]
 
     def end(self, process):
         process.send_signal(signal.SIGTERM)
@@ -63,7 +63,7 @@ class Agents(CommandTest):
         sender, _ = self.agent("trainer", "--metrics", "0", "--trace", trace)
         receiver, _ = self.agent("inference")
         self.transfer()
-        url = sender.stderr.readline().split()[-1]
+        url = self.line(sender, "stderr").split()[-1]
         with urllib.request.urlopen(url, timeout=command_case.HANG) as reply:
             self.assertRegex(reply.read().decode(), r'tessera_transfers_total\{[^}]*side="send"[^}]*\} 1\n')
         for agent in (sender, receiver):

@@ -3,14 +3,18 @@
 Uses only the standard library; checkpoints are written and read by hand.
 """
 
+import contextlib
 import json
 import os
 import pathlib
+import random
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -74,6 +78,27 @@ class CommandTest(unittest.TestCase):
     def finish(self, process, timeout=HANG):
         output, errors = process.communicate(timeout=timeout)
         return process.returncode, output, errors
+
+    def line(self, process, stream="stdout"):
+        """The next line that it writes. The test fails, and shows what else it wrote, if there is none in time."""
+        alarm = threading.Timer(HANG, process.kill)
+        alarm.start()
+        try:
+            line = getattr(process, stream).readline()
+        finally:
+            alarm.cancel()
+        if not line:
+            process.kill()
+            self.fail(f"no line on {stream} of {process.args}, but {self.finish(process)}")
+        return line
+
+    def free_address(self):
+        """A HOST:PORT that nobody gets by chance while its server is down: below the ports that the kernel chooses."""
+        lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        while True:
+            port = random.randrange(10_000, lowest)
+            with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+                return f"127.0.0.1:{port}"
 
     def run_command(self, *arguments):
         return self.finish(self.start(*arguments))

@@ -90,7 +90,7 @@ class Commands(CommandTest):
 
     def test_a_store_serves_tcp_until_it_is_told_to_stop(self):
         store = self.start("store", "--listen", "127.0.0.1:0")
-        address = store.stdout.readline().strip().split()[-1]
+        address = self.line(store).strip().split()[-1]
         self.environment["TESSERA_STORE"] = address if address.startswith("tcp://") else "tcp://" + address
         for process in (self.sender(), self.receiver(0, 1, ".*=1:R", "--verify", self.model)):
             code, _, errors = self.finish(process)
@@ -99,7 +99,7 @@ class Commands(CommandTest):
         self.assertEqual(self.finish(store), (0, "", ""))
         for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 0)):
             store = self.start("store", "--listen", "127.0.0.1:0")
-            store.stdout.readline()
+            self.line(store)
             store.send_signal(number)
             self.assertEqual(self.finish(store)[0], status)
 

@@ -46,7 +46,7 @@ def check_trace(test, path):
 class Observed(CommandTest):
     def store(self, *arguments):
         store = self.start("store", "--listen", "127.0.0.1:0", *arguments)
-        store.stdout.readline()
+        self.line(store)
         return store
 
     def test_metrics_on_all_interfaces_are_warned_of(self):
@@ -58,7 +58,7 @@ class Observed(CommandTest):
 
     def test_metrics_are_served_on_loopback_until_the_end(self):
         store = self.start("store", "--listen", "127.0.0.1:0", "--metrics", "0")
-        url = store.stderr.readline().split()[-1]
+        url = self.line(store, "stderr").split()[-1]
         self.assertRegex(url, r"^http://127\.0\.0\.1:[0-9]+/metrics$")
         with urllib.request.urlopen(url, timeout=HANG) as reply:
             self.assertTrue(reply.headers["Content-Type"].startswith("text/plain; version=0.0.4"))
@@ -154,7 +154,7 @@ class Observed(CommandTest):
     def test_what_a_store_turns_away_is_an_event_with_its_caller(self):
         self.environment.update(TESSERA_LOG_FORMAT="json")
         store = self.start("store", "--listen", "127.0.0.1:0", "--json")
-        address = json.loads(store.stdout.readline())["address"]
+        address = json.loads(self.line(store))["address"]
         host, port = address.removeprefix("tcp://").split(":")
         with socket.create_connection((host, int(port)), timeout=HANG) as stranger:
             stranger.sendall(b"no hello at all, and worth a warning")
@@ -174,7 +174,7 @@ class Observed(CommandTest):
         self.environment.update(TESSERA_METRICS="0", TESSERA_TRACE=str(self.path / "trace-%p.json"))
         sender, receiver = self.sender(), self.receiver(0, 1, ".*=1:R", "--verify", self.model)
         for process in (sender, receiver):
-            self.assertRegex(process.stderr.readline(), r"^metrics at http://127\.0\.0\.1:[0-9]+/metrics$")
+            self.assertRegex(self.line(process, "stderr"), r"^metrics at http://127\.0\.0\.1:[0-9]+/metrics$")
             code, _, errors = self.finish(process)
             self.assertEqual(code, 0, errors)
             check_trace(self, self.path / f"trace-{process.pid}.json")
@@ -187,7 +187,7 @@ class Observed(CommandTest):
     def test_a_level_or_form_that_does_not_exist_is_said_and_not_obeyed(self):
         self.environment.update(TESSERA_LOG="verbose", TESSERA_LOG_FORMAT="xml")
         store = self.start("store", "--listen", "127.0.0.1:0", "--json")
-        host, port = json.loads(store.stdout.readline())["address"].removeprefix("tcp://").split(":")
+        host, port = json.loads(self.line(store))["address"].removeprefix("tcp://").split(":")
         with socket.create_connection((host, int(port)), timeout=HANG) as stranger:
             stranger.sendall(b"no hello at all, and worth a warning")
             stranger.recv(1)

@@ -15,7 +15,7 @@ class StoreTest(CommandTest):
     def store(self, *arguments, listen="127.0.0.1:0"):
         """The process and its address; TESSERA_STORE is set to it."""
         process = self.start("store", "--listen", listen, "--json", *arguments)
-        address = json.loads(process.stdout.readline())["address"]
+        address = json.loads(self.line(process))["address"]
         self.environment["TESSERA_STORE"] = address
         return process, address
 
@@ -104,10 +104,11 @@ class Tokens(StoreTest):
             self.assertNotIn("a secret that", output + errors)
 
     def test_a_killed_stores_token_is_not_taken_for_the_next_ones(self):
-        first, address = self.store()
+        listen = self.free_address()
+        first, _ = self.store(listen=listen)
         first.kill()
         first.wait(timeout=HANG)
-        self.store(listen=address.removeprefix("tcp://"))
+        self.store(listen=listen)
         self.transfer()
 
     def test_the_secret_is_shown_by_nothing(self):
@@ -169,11 +170,12 @@ class UnixSockets(StoreTest):
 class Data(StoreTest):
     def test_a_transfer_goes_on_over_a_store_that_is_killed_and_started_again(self):
         folder = self.path / "data"
-        first, address = self.store("--data", folder)
+        listen = self.free_address()
+        first, address = self.store("--data", folder, listen=listen)
         self.transfer()
         first.kill()
         first.wait(timeout=HANG)
-        _, again = self.store("--data", folder, listen=address.removeprefix("tcp://"))
+        _, again = self.store("--data", folder, listen=listen)
         self.assertEqual(again, address)
         self.transfer()
 

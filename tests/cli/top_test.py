@@ -14,7 +14,7 @@ class Top(CommandTest):
     def setUp(self):
         super().setUp()
         store = self.start("store", "--listen", "127.0.0.1:0")
-        self.environment["TESSERA_STORE"] = store.stdout.readline().strip()
+        self.environment["TESSERA_STORE"] = self.line(store).strip()
 
     def look(self):
         code, output, errors = self.run_command("top", "--once", "--json")
@@ -69,7 +69,7 @@ class Top(CommandTest):
             return found if all(batch["transfers"] > 0 for batch in found.values()) and len(found) == 2 else None
 
         def rates(top):
-            return {job: batch["bytes_per_second"] for job, batch in batches(json.loads(top.stdout.readline())).items()}
+            return {job: batch["bytes_per_second"] for job, batch in batches(json.loads(self.line(top))).items()}
 
         look, found = self.look_until(batches)
         self.assertEqual([rank["state"] for rank in look["ranks"]], ["seen", "seen"])
@@ -99,7 +99,7 @@ class Top(CommandTest):
 
     def test_the_command_queue_of_an_agent_is_shown(self):
         agent = self.start("agent", "--job", "trainer", "--rank", 0)
-        agent.stdout.readline()
+        self.line(agent)
         self.sender(0, 2, ".*=2:R", None, "--agent", "daemon")
         look, [queue] = self.look_until(
             lambda look: [rank["command_queue"] for rank in look["ranks"] if rank["command_queue"]])
@@ -115,7 +115,7 @@ class Top(CommandTest):
 
     def test_it_looks_again_until_it_is_interrupted(self):
         top = self.start("top", "--json", "--interval", "0.1")
-        looks = [json.loads(top.stdout.readline()) for _ in range(3)]
+        looks = [json.loads(self.line(top)) for _ in range(3)]
         self.assertEqual([look["ranks"] for look in looks], [[], [], []])
         top.send_signal(signal.SIGINT)
         self.assertEqual(self.finish(top)[0], 130)
@@ -126,10 +126,10 @@ class Top(CommandTest):
 
     def first_look(self, top, waits_for):
         """The first output of `top`, after it has said what it waits for and a store has come."""
-        line = top.stderr.readline()
+        line = self.line(top, "stderr")
         self.assertTrue(line.startswith("tessera: waiting for a store: "), line)
         self.assertIn(waits_for, line)
-        return lambda: json.loads(top.stdout.readline())
+        return lambda: json.loads(self.line(top))
 
     def until_shown(self, host, look):
         """A host is there before its rank has joined."""
@@ -145,20 +145,17 @@ class Top(CommandTest):
         self.until_shown(host, look)
         host.kill()  # the next store is waited for, too
         host.wait(timeout=HANG)
-        self.assertIn("waiting for a store", top.stderr.readline())
+        self.assertIn("waiting for a store", self.line(top, "stderr"))
         self.until_shown(self.host(), look)
         top.send_signal(signal.SIGINT)
         self.assertEqual(self.finish(top)[0], 130)
 
     def test_started_first_it_waits_for_a_server_and_shows_it(self):
-        server = self.processes[0]
-        server.send_signal(signal.SIGTERM)
-        self.finish(server)
-        address = self.environment["TESSERA_STORE"]
-        self.environment["TESSERA_TOKEN"] = "the token that both sides know"
+        address = self.free_address()
+        self.environment.update(TESSERA_STORE=f"tcp://{address}", TESSERA_TOKEN="the token that both sides know")
         top = self.start("top", "--json", "--interval", "0.1")
         look = self.first_look(top, address)
-        self.start("store", "--listen", address.removeprefix("tcp://"))
+        self.line(self.start("store", "--listen", address))
         self.assertEqual(look()["ranks"], [])
 
     def test_a_wait_for_a_store_ends_with_a_signal(self):
