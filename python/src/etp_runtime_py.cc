@@ -56,8 +56,8 @@ etp::PrefetchMode prefetch_from(const std::string& name) {
 Runtime* make_runtime(const etp::ShardGroup& group, const std::string& reduction, const std::string& prefetch,
                       int distance, int expert_distance, std::optional<int64_t> cap_bytes, const std::string& publish,
                       const std::string& nonfinite, int replicas, std::optional<bool> check, bool coalesce_amax,
-                      const std::optional<std::string>& schedule_log, const std::set<std::string>& graph_scope,
-                      bool moe_shared_expert_overlap) {
+                      const std::optional<std::string>& schedule_log, std::optional<double> stream_bytes_per_second,
+                      const std::set<std::string>& graph_scope, bool moe_shared_expert_overlap) {
   etp::RuntimeOptions options{.replicas = replicas,
                               .scale = chosen("reduction", reduction, kReductions),
                               .prefetch = prefetch_from(prefetch),
@@ -69,6 +69,8 @@ Runtime* make_runtime(const etp::ShardGroup& group, const std::string& reduction
                               .nonfinite = chosen("nonfinite", nonfinite, kNonfinite),
                               .check = check,
                               .schedule_log = schedule_log,
+                              .gather_bytes_per_second = stream_bytes_per_second,
+                              .reduce_bytes_per_second = stream_bytes_per_second,
                               .while_waiting = [] { SignalHook::look(); },
                               .graph_scope = graph_scope,
                               .moe_shared_expert_overlap = moe_shared_expert_overlap};
@@ -440,6 +442,7 @@ void bind_etp_runtime(nb::module_& module) {
             nb::arg("distance") = 1, nb::arg("expert_distance") = 2, nb::arg("cap_bytes") = nb::none(),
             nb::arg("publish") = "update", nb::arg("nonfinite") = "error", nb::arg("replicas") = 1,
             nb::arg("check") = nb::none(), nb::arg("coalesce_amax") = true, nb::arg("schedule_log") = nb::none(),
+            nb::arg("stream_bytes_per_second") = nb::none(),
             nb::arg("graph_scope") = std::set<std::string>(), nb::arg("moe_shared_expert_overlap") = false);
   bind_weights(bound);
   bind_steps(bound);

@@ -56,6 +56,17 @@ def seconds(what: str, value: Any) -> float:
     return number
 
 
+def positive(what: str, value: Any) -> float:
+    """A finite number above 0."""
+    try:
+        number = float(value) if hasattr(value, "__float__") or hasattr(value, "__index__") else math.nan
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(value, bool) or not 0 < number < math.inf:
+        raise InvalidArgumentError(f"{what} {_shown(value)}: give a number above 0")
+    return number
+
+
 def flag(what: str, value: Any) -> bool:
     """A bool, or NumPy's."""
     if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .. import _core
-from .._arguments import choice, elements, flag, text, whole
+from .._arguments import choice, elements, flag, positive, text, whole
 from .._errors import InvalidArgumentError
 
 _MAX_BYTES = 1 << 62
@@ -28,6 +28,7 @@ class Config:
     async_reduction: bool = True
     check: bool | None = None
     schedule_log: str | None = None
+    stream_bytes_per_second: float | None = None
 
 
 @dataclasses.dataclass
@@ -61,6 +62,8 @@ def update_config(**options: Any) -> None:
         schedule_log: The file that the schedule of each model is recorded in, for `tessera etp check`, until the model
             is unsharded or the process ends. "{rank}" and "{group}" in it become the rank and the model's own name.
             "": none. None: as TESSERA_ETP_LOG says.
+        stream_bytes_per_second: A gather or a fold takes at least as long as at this rate, which stands in for a slower
+            link: to measure overlap. None: as fast as it goes.
     """
     known = {field.name for field in dataclasses.fields(Config)}
     checked = {}
@@ -88,6 +91,8 @@ def _checked(name: str, value: Any) -> Any:
         return None if value is None else flag(name, value)
     if name == "schedule_log":
         return None if value is None else text(name, value)
+    if name == "stream_bytes_per_second":
+        return None if value is None else positive(name, value)
     if name == "cap_bytes":
         return None if value is None else whole(name, value, 0, _MAX_BYTES)
     return whole(name, value, 0, 1 << 20)

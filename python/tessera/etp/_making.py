@@ -40,6 +40,7 @@ def make_runtime(
         check=config.check,
         coalesce_amax=config.coalesce_amax_allreduce,
         schedule_log=config.schedule_log,
+        stream_bytes_per_second=config.stream_bytes_per_second,
         graph_scope=set(graphs.names),
         moe_shared_expert_overlap=graphs.moe_shared_expert_overlap,
     )

@@ -96,6 +96,8 @@ def test_what_is_refused_changes_nothing() -> None:
         ({"coalesce_amax_allreduce": 1}, "coalesce_amax_allreduce 1: give True or False"),
         ({"async_reduction": None}, "async_reduction None: give True or False"),
         ({"schedule_log": 3}, "schedule_log 3: give a str"),
+        ({"stream_bytes_per_second": 0}, "stream_bytes_per_second 0: give a number above 0"),
+        ({"stream_bytes_per_second": "fast"}, "stream_bytes_per_second 'fast': give a number above 0"),
     ):
         with pytest.raises(tessera.InvalidArgumentError) as caught:
             etp.update_config(**options)

@@ -1,0 +1,1 @@
+"""Parts of etp_peers.py."""
