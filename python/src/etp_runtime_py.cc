@@ -442,8 +442,8 @@ void bind_etp_runtime(nb::module_& module) {
             nb::arg("distance") = 1, nb::arg("expert_distance") = 2, nb::arg("cap_bytes") = nb::none(),
             nb::arg("publish") = "update", nb::arg("nonfinite") = "error", nb::arg("replicas") = 1,
             nb::arg("check") = nb::none(), nb::arg("coalesce_amax") = true, nb::arg("schedule_log") = nb::none(),
-            nb::arg("stream_bytes_per_second") = nb::none(),
-            nb::arg("graph_scope") = std::set<std::string>(), nb::arg("moe_shared_expert_overlap") = false);
+            nb::arg("stream_bytes_per_second") = nb::none(), nb::arg("graph_scope") = std::set<std::string>(),
+            nb::arg("moe_shared_expert_overlap") = false);
   bind_weights(bound);
   bind_steps(bound);
   const nb::call_guard<nb::gil_scoped_release> released;
