@@ -123,6 +123,9 @@ struct WeightSpec {
   bool frozen = false;
   // The shard is its quantised planes. They are written at each publication, from the rows of set_master().
   bool native = false;
+  // Of a native and frozen weight: no master is kept. What set_master() gives is read by the next publication only: by
+  // start(), or by the update in which it is called.
+  bool planes_only = false;
 };
 
 enum class PrefetchMode : uint8_t { kOn, kOff, kAuto /* off where this rank has fewer than two CPUs */ };
@@ -305,6 +308,7 @@ class Runtime {
   void add_experts(std::span<const WeightId> experts);
   // `count` weights, two at least: a list of experts "NAME[0]", "NAME[1]", ... whose shards lie one behind the other:
   // [count, rows(), K]. So do they where all are gathered: acquire() of the list gives one FullWeight, [count * F, K].
+  // Of native ones, each has a master of its own.
   std::vector<WeightId> add_stack(const WeightSpec& spec, int count);
   // Not sharded; its gradients are folded at the drain. Returns its number.
   uint32_t add_replicated(const std::string& name, int64_t elements, DType dtype);
@@ -322,7 +326,12 @@ class Runtime {
   // Keeps that memory after the runtime.
   std::shared_ptr<void> shard_keeper(WeightId weight) const;
   // Of a native weight: what its planes are made from at each publication, [rows(), K]. Lives until the next call.
+  // Where WeightSpec::planes_only, it lives until the publication, which all ranks prepare alike: an update writes
+  // those of these weights for which it is called inside, on every rank and in one order, and leaves others as they
+  // are.
   void set_master(WeightId weight, const void* rows, DType dtype);
+  // What uses see of this rank's rows, as [rows(), K] of f32, bf16 or f16: of a quantised format, its planes, decoded.
+  void read_rows(WeightId weight, void* to, DType dtype) const;
   // Where folds add: [rows(), K]. Not while a gradient of the weight is in flight. Null: the runtime's memory again.
   // `empty`: nothing is accumulated there yet; the first fold writes and does not read.
   void set_gradient(WeightId weight, void* rows, DType dtype, bool empty = false);

@@ -26,7 +26,7 @@ struct RuntimeReport {
     bool frozen = false;
     int64_t shard_bytes = 0;
     int64_t publication_bytes = 0;
-    int64_t master_bytes = 0;    // of a native weight: rows that it is quantised from, which are the caller's memory
+    int64_t master_bytes = 0;    // of a native weight that has a master: its rows, which are the caller's memory
     int64_t gradient_bytes = 0;  // accumulated, where it is the runtime's memory
     int64_t gathered_bytes = 0;  // of buffers that hold it now
   };

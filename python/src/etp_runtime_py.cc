@@ -80,8 +80,8 @@ Runtime* make_runtime(const etp::ShardGroup& group, const std::string& reduction
 
 etp::WeightSpec spec_of(const std::string& name, int64_t rows, int64_t columns, const std::string& dtype,
                         const std::string& format, const std::optional<std::string>& compute,
-                        const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen,
-                        bool native = false) {
+                        const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen, bool native,
+                        bool planes_only) {
   return {.name = name,
           .rows = rows,
           .columns = columns,
@@ -91,24 +91,28 @@ etp::WeightSpec spec_of(const std::string& name, int64_t rows, int64_t columns, 
           .accumulated = dtype_named(accumulated),
           .pad_for_alignment = pad_for_alignment,
           .frozen = frozen,
-          .native = native};
+          .native = native,
+          .planes_only = planes_only};
 }
 
 WeightId add(Runtime& runtime, const std::string& name, int64_t rows, int64_t columns, const std::string& dtype,
              const std::string& format, const std::optional<std::string>& compute,
-             const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen, bool native) {
+             const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen, bool native,
+             bool planes_only) {
   const nb::gil_scoped_release released;
-  return runtime.add(
-      spec_of(name, rows, columns, dtype, format, compute, accumulated, pad_for_alignment, frozen, native));
+  return runtime.add(spec_of(name, rows, columns, dtype, format, compute, accumulated, pad_for_alignment, frozen,
+                             native, planes_only));
 }
 
 std::vector<WeightId> add_stack(Runtime& runtime, const std::string& name, int count, int64_t rows, int64_t columns,
                                 const std::string& dtype, const std::string& format,
                                 const std::optional<std::string>& compute,
-                                const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen) {
+                                const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen,
+                                bool native, bool planes_only) {
   const nb::gil_scoped_release released;
-  return runtime.add_stack(spec_of(name, rows, columns, dtype, format, compute, accumulated, pad_for_alignment, frozen),
-                           count);
+  return runtime.add_stack(
+      spec_of(name, rows, columns, dtype, format, compute, accumulated, pad_for_alignment, frozen, native, planes_only),
+      count);
 }
 
 // This rank's rows of all of them.
@@ -258,15 +262,15 @@ void bind_steps(nb::class_<Runtime>& bound) {
           nb::arg("weights"), released);
 }
 
-void bind_weights(nb::class_<Runtime>& bound) {
-  const nb::call_guard<nb::gil_scoped_release> released;
+void bind_adding(nb::class_<Runtime>& bound) {
   bound
       .def("add", add, nb::arg("name"), nb::arg("rows"), nb::arg("columns"), nb::arg("dtype"), nb::arg("format") = "",
            nb::arg("compute") = nb::none(), nb::arg("accumulated") = nb::none(), nb::arg("pad_for_alignment") = 16,
-           nb::arg("frozen") = false, nb::arg("native") = false)
+           nb::arg("frozen") = false, nb::arg("native") = false, nb::arg("planes_only") = false)
       .def("add_stack", add_stack, nb::arg("name"), nb::arg("count"), nb::arg("rows"), nb::arg("columns"),
            nb::arg("dtype"), nb::arg("format") = "", nb::arg("compute") = nb::none(),
            nb::arg("accumulated") = nb::none(), nb::arg("pad_for_alignment") = 16, nb::arg("frozen") = false,
+           nb::arg("native") = false, nb::arg("planes_only") = false,
            "Weights NAME[0], NAME[1], ..., which are a list of experts.")
       .def(
           "add_experts", [](Runtime& runtime, const std::vector<WeightId>& experts) { runtime.add_experts(experts); },
@@ -276,8 +280,12 @@ void bind_weights(nb::class_<Runtime>& bound) {
           [](Runtime& runtime, const std::string& name, int64_t elements, const std::string& dtype) {
             return runtime.add_replicated(name, elements, parse_dtype(dtype));
           },
-          nb::arg("name"), nb::arg("elements"), nb::arg("dtype"))
-      .def("start", &Runtime::start, released)
+          nb::arg("name"), nb::arg("elements"), nb::arg("dtype"));
+}
+
+void bind_weights(nb::class_<Runtime>& bound) {
+  const nb::call_guard<nb::gil_scoped_release> released;
+  bound.def("start", &Runtime::start, released)
       .def(
           "rows",
           [](const Runtime& runtime, WeightId weight) {
@@ -299,7 +307,15 @@ void bind_weights(nb::class_<Runtime>& bound) {
             runtime.set_master(weight, at_address<const void>(rows), parse_dtype(dtype));
           },
           nb::arg("weight"), nb::arg("rows"), nb::arg("dtype"),
-          "The address of what a native weight is quantised from at each publication.")
+          "The address of what a native weight is quantised from at each publication; of one with planes_only, at the "
+          "next.")
+      .def(
+          "read_rows",
+          [](const Runtime& runtime, WeightId weight, uintptr_t to, const std::string& dtype) {
+            runtime.read_rows(weight, at_address<void>(to), parse_dtype(dtype));
+          },
+          nb::arg("weight"), nb::arg("to"), nb::arg("dtype"), released,
+          "Writes what uses of the weight see of this rank's rows to an address.")
       .def(
           "set_gradient",
           [](Runtime& runtime, WeightId weight, uintptr_t rows, const std::string& dtype, bool empty) {
@@ -444,6 +460,7 @@ void bind_etp_runtime(nb::module_& module) {
             nb::arg("check") = nb::none(), nb::arg("coalesce_amax") = true, nb::arg("schedule_log") = nb::none(),
             nb::arg("stream_bytes_per_second") = nb::none(), nb::arg("graph_scope") = std::set<std::string>(),
             nb::arg("moe_shared_expert_overlap") = false);
+  bind_adding(bound);
   bind_weights(bound);
   bind_steps(bound);
   const nb::call_guard<nb::gil_scoped_release> released;

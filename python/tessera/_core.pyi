@@ -1081,9 +1081,9 @@ class EtpRuntime:
 
     def __init__(self, group: ShardGroup, reduction: str = 'mean', prefetch: str = 'auto', distance: int = 1, expert_distance: int = 2, cap_bytes: int | None = None, publish: str = 'update', nonfinite: str = 'error', replicas: int = 1, check: bool | None = None, coalesce_amax: bool = True, schedule_log: str | None = None, stream_bytes_per_second: float | None = None, graph_scope: Set[str] = ..., moe_shared_expert_overlap: bool = False) -> None: ...
 
-    def add(self, name: str, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False, native: bool = False) -> int: ...
+    def add(self, name: str, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False, native: bool = False, planes_only: bool = False) -> int: ...
 
-    def add_stack(self, name: str, count: int, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False) -> list[int]:
+    def add_stack(self, name: str, count: int, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False, native: bool = False, planes_only: bool = False) -> list[int]:
         """Weights NAME[0], NAME[1], ..., which are a list of experts."""
 
     def add_experts(self, experts: Sequence[int]) -> None: ...
@@ -1111,8 +1111,11 @@ class EtpRuntime:
 
     def set_master(self, weight: int, rows: int, dtype: str) -> None:
         """
-        The address of what a native weight is quantised from at each publication.
+        The address of what a native weight is quantised from at each publication; of one with planes_only, at the next.
         """
+
+    def read_rows(self, weight: int, to: int, dtype: str) -> None:
+        """Writes what uses of the weight see of this rank's rows to an address."""
 
     def set_gradient(self, weight: int, rows: int, dtype: str, empty: bool = False) -> None:
         """

@@ -14,10 +14,6 @@ namespace {
 constexpr size_t kMaxNameBytes = 4096;
 constexpr size_t kMaxTextBytes = 256;
 
-bool is_weight_dtype(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
-}
-
 void check_dtype(const WeightSpec& spec, const char* what, DType dtype) {
   if (!is_weight_dtype(dtype))
     fail(ErrorCode::kInvalidArgument, "{}: {} cannot be {}; use f32, bf16 or f16"_message, tessera::quoted(spec.name),
@@ -45,9 +41,10 @@ struct WeightRecords {
 };
 
 std::string describe(const ShardedWeight& w) {
-  return fmt::format("[{}, {}] {} published as {}, gradients {}, alignment {}{}{}", w.spec.rows, w.spec.columns,
+  return fmt::format("[{}, {}] {} published as {}, gradients {}, alignment {}{}{}{}", w.spec.rows, w.spec.columns,
                      to_string(w.spec.dtype), to_string(w.format), to_string(w.gradient), w.sharding.alignment,
-                     w.spec.frozen ? ", frozen" : "", w.spec.native ? ", native" : "");
+                     w.spec.frozen ? ", frozen" : "", w.spec.native ? ", native" : "",
+                     w.spec.planes_only ? ", without a master" : "");
 }
 
 std::string blob_of(const WeightRecords& records) {
@@ -179,6 +176,10 @@ std::unique_ptr<Parameter> make_parameter(ShardedWeight weight, device::Buffer s
 
 }  // namespace
 
+bool is_weight_dtype(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+}
+
 MatrixView Parameter::source() const {
   const void* data = weight.spec.native ? master : shard->data();
   const DType dtype = weight.spec.native ? master_dtype : weight.spec.dtype;
@@ -203,6 +204,9 @@ ShardedWeight shard_weight(WeightId id, const WeightSpec& spec, int rank, int sh
   if (spec.native && !weight.format.quantised())
     fail(ErrorCode::kInvalidArgument, "{}: a native weight needs a quantised format, not {}"_message,
          tessera::quoted(spec.name), to_string(weight.format));
+  if (spec.planes_only && !(spec.native && spec.frozen))
+    fail(ErrorCode::kInvalidArgument, "{}: only a native weight that is frozen can do without a master"_message,
+         tessera::quoted(spec.name));
   weight.compute = spec.compute.value_or(weight.format.quantised() ? spec.dtype : weight.format.dtype());
   weight.gradient = spec.gradient.value_or(weight.compute);
   weight.accumulated = spec.accumulated.value_or(DType::kF32);
@@ -228,7 +232,7 @@ std::unique_ptr<Parameter> make_parameter(ShardedWeight weight, device::Device& 
 
 std::vector<std::unique_ptr<Parameter>> make_stack(std::vector<ShardedWeight> weights, device::Device& device) {
   const ShardedWeight& first = weights.front();
-  const auto bytes = static_cast<size_t>(bytes_of(first.spec.dtype, first.elements()));
+  const size_t bytes = first.spec.native ? 0 : static_cast<size_t>(bytes_of(first.spec.dtype, first.elements()));
   auto block = std::make_shared<device::Buffer>();
   if (bytes > 0)
     *block = device.allocate(device::BufferKind::kShared, bytes * weights.size(),

@@ -20,6 +20,8 @@
 
 namespace tessera::etp {
 
+bool is_weight_dtype(DType dtype);  // f32, bf16 or f16
+
 // What is the same on all ranks, except `replica` and `rows`.
 struct ShardedWeight {
   WeightId id = 0;  // its slot in the group
@@ -76,7 +78,7 @@ struct GradientRows {
 struct Parameter {
   ShardedWeight weight;
   std::shared_ptr<device::Buffer> shard;  // empty buffer where there is no row, or for native weights
-  const void* master = nullptr;           // of native weights
+  const void* master = nullptr;           // of native weights; null while there is none
   DType master_dtype = DType::kF32;
   Publication publication;
   GradientRows gradient;

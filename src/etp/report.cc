@@ -77,6 +77,7 @@ RuntimeForecast RuntimeImpl::forecast() const {
                        .accumulated = w.accumulated,
                        .trained = p->trained(),
                        .native = w.spec.native,
+                       .planes_only = w.spec.planes_only,
                        .lent_gradient = p->gradient.data != nullptr && !p->gradient.own,
                        .experts = p->experts});
   }

@@ -146,6 +146,11 @@ void Runtime::set_master(WeightId weight, const void* rows, DType dtype) {
   impl_->set_master(weight, rows, dtype);
 }
 
+void Runtime::read_rows(WeightId weight, void* to, DType dtype) const {
+  const RuntimeImpl::Call call(*impl_);
+  impl_->read_rows(weight, to, dtype);
+}
+
 void Runtime::set_gradient(WeightId weight, void* rows, DType dtype, bool empty) {
   const RuntimeImpl::Call call(*impl_, "set_gradient()");
   impl_->set_gradient(weight, rows, dtype, empty);

@@ -8,6 +8,7 @@
 #include "base/fail.h"
 #include "base/process.h"
 #include "codec/simd/fold.h"
+#include "collective/movement/copy_rows.h"
 #include "etp/schedule/planned_order.h"
 #include "layout/text_reader.h"
 
@@ -149,9 +150,6 @@ WeightId RuntimeImpl::add(std::unique_ptr<Parameter> parameter) {
 
 std::vector<WeightId> RuntimeImpl::add_stack(const WeightSpec& spec, int count) {
   if (count < 2) fail(ErrorCode::kInvalidArgument, "a list of experts has at least two weights"_message);
-  if (spec.native)
-    fail(ErrorCode::kInvalidArgument, "{} is a stack of experts, which cannot be native: add() each"_message,
-         tessera::quoted(spec.name));
   require_slots(spec.name, static_cast<size_t>(count));
   std::vector<ShardedWeight> experts;
   for (int i = 0; i < count; ++i) {
@@ -234,8 +232,14 @@ void RuntimeImpl::start() {
   exchange_memory(context_.group, fresh);
   gradients_.start();
   for (const Parameter* p : fresh) context_.note_host_write("load", *p, p->shard->data(), p->shard->bytes());
-  publisher_.publish(fresh);
+  publish_with_masters(fresh);
   agree_on_order();
+}
+
+void RuntimeImpl::publish_with_masters(std::span<Parameter* const> weights) {
+  publisher_.publish(weights);
+  for (Parameter* p : weights)
+    if (p->weight.spec.planes_only) p->master = nullptr;
 }
 
 void RuntimeImpl::set_master(WeightId weight, const void* rows, DType dtype) {
@@ -243,8 +247,28 @@ void RuntimeImpl::set_master(WeightId weight, const void* rows, DType dtype) {
   if (!p.weight.spec.native)
     fail(ErrorCode::kInvalidArgument, "{} is not native: its shard is what is published"_message,
          tessera::quoted(p.name()));
+  const bool joins = p.weight.spec.planes_only && p.started;
+  if (joins && !in_update_)
+    fail(ErrorCode::kInvalidArgument,
+         "{} has no master, and is given one outside of an update: call begin_update()"_message,
+         tessera::quoted(p.name()));
   p.master = rows;
   p.master_dtype = dtype;
+  if (joins && std::ranges::find(updating_, &p) == updating_.end()) updating_.push_back(&p);
+}
+
+void RuntimeImpl::read_rows(WeightId weight, void* to, DType dtype) const {
+  const Parameter& p = context_.started(weight);
+  if (!is_weight_dtype(dtype))
+    fail(ErrorCode::kInvalidArgument, "{}: rows cannot be read as {}; use f32, bf16 or f16"_message,
+         tessera::quoted(p.name()), to_string(dtype));
+  const collective::PublishedWeight& published = *p.publication.row;
+  collective::PublishedRows own = published.owners[static_cast<size_t>(context_.rank())];
+  own.begin = 0;
+  collective::copy_rows(
+      published, own,
+      {.data = to, .dtype = dtype, .rows = own.count, .columns = p.weight.columns(), .row_stride = p.weight.columns()},
+      false);
 }
 
 void RuntimeImpl::set_gradient(WeightId weight, void* rows, DType dtype, bool empty) {
@@ -277,6 +301,9 @@ void RuntimeImpl::set_frozen(WeightId weight, bool frozen) {
   Parameter& p = context_.parameter(weight);
   if (gradients_.in_flight(weight))
     fail(ErrorCode::kInvalidArgument, "{} has a gradient in flight: drain() first"_message, tessera::quoted(p.name()));
+  if (!frozen && p.weight.spec.planes_only)
+    fail(ErrorCode::kInvalidArgument, "{} has no master, and is not trained without one: it stays frozen"_message,
+         tessera::quoted(p.name()));
   p.weight.spec.frozen = frozen;
 }
 

@@ -54,6 +54,7 @@ class RuntimeImpl {
   std::vector<WeightId> add_stack(const WeightSpec& spec, int count) REQUIRES(mutex_);
   void start() REQUIRES(mutex_);
   void set_master(WeightId weight, const void* rows, DType dtype) REQUIRES(mutex_);
+  void read_rows(WeightId weight, void* to, DType dtype) const REQUIRES(mutex_);
   void set_gradient(WeightId weight, void* rows, DType dtype, bool empty) REQUIRES(mutex_);
   void* gradient(WeightId weight) REQUIRES(mutex_);
   void zero_gradients() REQUIRES(mutex_);
@@ -118,6 +119,8 @@ class RuntimeImpl {
   void replay_use(CapturedPart& part, size_t use) REQUIRES(mutex_);
   void forget_dropped() REQUIRES(mutex_);
   void publish_at_first_use(std::span<Parameter* const> weights, const Use& use) REQUIRES(mutex_);
+  // Masters that are not kept are forgotten.
+  void publish_with_masters(std::span<Parameter* const> weights) REQUIRES(mutex_);
   std::vector<Parameter*> list_of(std::span<const WeightId> weights) const REQUIRES(mutex_);
 
   std::vector<Parameter*> updating_ GUARDED_BY(mutex_);

@@ -106,6 +106,7 @@ void RuntimeImpl::begin_update(std::span<const WeightId> weights) {
   if (in_update_) fail(ErrorCode::kInvalidArgument, "an update has begun and not ended"_message);
   std::vector<Parameter*> list = list_of(weights);
   for (const WeightId weight : weights) context_.started(weight);
+  std::erase_if(list, [](const Parameter* p) { return p->weight.spec.planes_only; });
   gradients_.keep(drain(false));
   consumptions_.begin_update();
   context_.compute->synchronize(context_.group.deadline());
@@ -135,12 +136,12 @@ void RuntimeImpl::end_update() {
   std::vector<Parameter*> now;
   for (Parameter* p : updating_) {
     context_.note_host_write("updated", *p, p->shard->data(), p->shard->bytes());
-    if (options_.publish == PublishAt::kFirstUse && !p->weight.in_place)
+    if (options_.publish == PublishAt::kFirstUse && !p->weight.in_place && !p->weight.spec.planes_only)
       p->publication.stale = true;
     else
       now.push_back(p);
   }
-  publisher_.publish(now);
+  publish_with_masters(now);
   in_update_ = false;
   ++context_.counters.updates;
   agree_on_order();

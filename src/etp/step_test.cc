@@ -154,23 +154,6 @@ TEST(StepTest, AWeightIsPublishedAtItsFirstUse) {
   });
 }
 
-TEST(StepTest, ANativeWeightIsPublishedFromItsMaster) {
-  run_ranks(2, [](ShardGroup group) {
-    Runtime runtime(group, prefetching());
-    const WeightId w = runtime.add({.name = "w", .rows = 64, .columns = 16, .format = "mxfp8", .native = true});
-    EXPECT_EQ(runtime.shard(w), nullptr);
-    std::vector<float> master(static_cast<size_t>(runtime.rows(w).size() * 16), 0.5F);
-    runtime.set_master(w, master.data(), DType::kF32);
-    runtime.start();
-    EXPECT_EQ(static_cast<const float*>(runtime.acquire(w, Phase::kForward).data())[700], 0.5F);
-    runtime.update({{w}}, [&] { std::ranges::fill(master, 2.0F); });
-    EXPECT_EQ(static_cast<const float*>(runtime.acquire(w, Phase::kBackward).data())[700], 2.0F);
-    EXPECT_EQ(runtime.report().shard_bytes, 0);
-    EXPECT_EQ(runtime.report().master_bytes, runtime.rows(w).size() * 16 * 4);
-    EXPECT_EQ(runtime.forecast().masters, runtime.report().master_bytes);
-  });
-}
-
 TEST(StepTest, AmaxesAreExchangedTogetherOrOneByOneWithTheSamePlanes) {
   const auto planes = [](bool together) {
     std::vector<float> values;

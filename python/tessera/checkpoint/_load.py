@@ -152,10 +152,15 @@ class _Loading:
         """In place. All ranks enter and leave the update, whatever happens in it."""
         failed: list[BaseException] = []
         with update(model), torch.no_grad():
+            parts = {primary: self._model.parts[primary] for primary in self._sources}
+            for part in parts.values():
+                if part.weight is not None:
+                    part.weight.make_rows()
             try:
                 for primary, name in self._sources.items():
-                    part = self._model.parts[primary]
-                    _read(self._opened.model, name, part.regions, part.memory)
+                    part = parts[primary]
+                    memory = part.memory if part.weight is None else part.weight.local
+                    _read(self._opened.model, name, part.regions, memory)
                     tensor = self._model.tensors[primary]
                     if not isinstance(tensor, ShardedParameter):
                         written(tensor)

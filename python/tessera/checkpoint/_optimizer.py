@@ -76,7 +76,7 @@ def _part(name: str, value: torch.Tensor, of: Part, parameter: torch.Tensor) -> 
         local = value._local_tensor
     if alike and local.shape == of.memory.shape:
         plain = local.as_subclass(torch.Tensor)
-        return of._replace(name=name, dtype=element_type(name, plain.dtype), memory=plain)
+        return of._replace(name=name, dtype=element_type(name, plain.dtype), memory=plain, weight=None)
     return part_of(name, value)
 
 

@@ -13,8 +13,9 @@ from .._errors import InvalidArgumentError
 from .._tensors.location import Location, element_type, refusal
 from .._tensors.modules import walk_module
 from .._tensors.torch import local_tensor, torch_location
-from ..etp._states.chunks import boxes_of
+from ..etp._states.chunks import Cut, boxes_of
 from ..etp._weights.parameter import ShardedParameter
+from ..etp._weights.weight import Weight
 from ..etp.layers._base import Layer
 
 Intervals: TypeAlias = tuple[tuple[int, int], ...]
@@ -32,6 +33,11 @@ class Part(NamedTuple):
     memory: torch.Tensor  # this rank's elements, of any strides
     others: list[Region] | None = None  # instead of `regions`, if another rank says that the tensor is cut as it says
     says: bool = False  # how a _StridedShard cuts the tensor
+    weight: Weight | None = None  # whose elements are not in memory: a native one without a master
+
+    def elements(self) -> torch.Tensor:
+        """This rank's, one behind the other."""
+        return (self.memory if self.weight is None else self.weight.values()).contiguous()
 
     def as_said(self, names: Collection[str]) -> Part:
         """names: Of tensors of which a rank says how they are cut."""
@@ -72,7 +78,7 @@ def parts_of(model: torch.nn.Module) -> Model:
             continue
         found.tensors[name] = tensor
         part = _sharded(name, tensor) if isinstance(tensor, ShardedParameter) else _located(name, tensor, at)
-        found.parts[name] = _cut(part, *cuts[id(tensor)]) if id(tensor) in cuts else part
+        found.parts[name] = _cut(part, cuts[id(tensor)]) if id(tensor) in cuts else part
     return found
 
 
@@ -97,7 +103,8 @@ def _sharded(name: str, parameter: ShardedParameter) -> Part:
         for box in boxes_of(weight)
     ]
     regions = [each for each in regions if size_of(each)]
-    return Part(name, element_type(name, weight.dtype), tuple(weight.shape), regions, weight.local)
+    part = Part(name, element_type(name, weight.dtype), tuple(weight.shape), regions, weight.local)
+    return part if weight.has_rows else part._replace(weight=weight)
 
 
 def _located(name: str, tensor: torch.Tensor, at: Location) -> Part:
@@ -126,31 +133,24 @@ def _owned(at: Location, layout: Layout | None) -> list[Region] | None:
 # --- tensor parallelism of etp's layers
 
 
-def _tensor_parallel_cuts(model: torch.nn.Module) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
-    """id() of parameters that a tp_group cuts, with (dim, halves, rank, size)."""
+def _tensor_parallel_cuts(model: torch.nn.Module) -> Iterator[tuple[int, Cut]]:
+    """id() of parameters that a tp_group cuts."""
     for module in model.modules():
-        if not isinstance(module, Layer) or module._tp.size == 1:
+        if not isinstance(module, Layer):
             continue
         for name, declared in module._declared.items():
             parameter = module._parameters[name]
-            if parameter is not None and declared.cut is not None:
-                yield id(parameter), (declared.cut, declared.halves, module._tp.rank, module._tp.size)
+            cut = module._tp.cut_of(declared.shape, declared.cut, declared.halves)
+            if parameter is not None and cut is not None:
+                yield id(parameter), cut
 
 
-def _cut(part: Part, dim: int, halves: int, rank: int, size: int) -> Part:
-    """The same rank's part of the tensor that `size` ranks cut along `dim`, in each of its halves."""
-    shape = (*part.shape[:dim], part.shape[dim] * size, *part.shape[dim + 1 :])
-    block = part.shape[dim] // halves
-    starts = [(half * size + rank) * block for half in range(halves)]
+def _cut(part: Part, cut: Cut) -> Part:
+    """The same rank's part of the whole tensor."""
 
     def whole(intervals: Iterable[tuple[int, int]]) -> Intervals:
-        found = []
-        for begin, end in intervals:
-            for half, start in enumerate(starts):
-                low, high = max(begin, half * block), min(end, (half + 1) * block)
-                if low < high:
-                    found.append((start + low - half * block, start + high - half * block))
-        return tuple(found)
+        return tuple((offset, offset + size) for begin, end in intervals for _, offset, size in cut.places(begin, end))
 
+    dim = cut.dim
     regions = [(*region[:dim], whole(region[dim]), *region[dim + 1 :]) for region in part.regions]
-    return part._replace(shape=shape, regions=regions)
+    return part._replace(shape=tuple(cut.whole(part.shape)), regions=regions)

@@ -169,7 +169,7 @@ class _Saving:
         file = _core.SharedSafetensors.open(path, tensors, self._file_metadata(files))
         for name, regions in writes:
             part = files.parts[name]
-            memory = part.memory.contiguous()
+            memory = part.elements()
             address = memory.data_ptr()
             for region in part.regions:
                 count = size_of(region) * _core.bits_of(part.dtype) // 8

@@ -54,11 +54,13 @@ def add_weight(
     format: str,
     compute_dtype: torch.dtype | None = None,
     native: bool = False,
+    planes_only: bool = False,
 ) -> Weight:
     """Keeps this rank's rows of `full`. Peers know of it once the runtime has been started, again if it was.
 
     Args:
         native: The shard is what travels, and the parameter's rows are memory of this rank's own.
+        planes_only: That memory is not kept: drop_rows() once the runtime has been started.
     """
     computed = (compute_dtype if format else None) or _PLAIN.get(format, full.dtype)
     number = model.runtime.add(
@@ -72,8 +74,9 @@ def add_weight(
         config.pad_for_alignment,
         not full.requires_grad,
         native,
+        planes_only,
     )
-    weight = Weight(model, [number], name, full, matrix, format, computed, native)
+    weight = Weight(model, [number], name, full, matrix, format, computed, native, planes_only)
     model.weights.append(weight)
     return weight
 
@@ -85,6 +88,8 @@ def add_stack(
     format: str,
     compute_dtype: torch.dtype | None,
     publish: str,
+    native: bool = False,
+    planes_only: bool = False,
 ) -> Stack:
     """The same of experts [E, F, K], which are E weights."""
     computed = (compute_dtype if format else None) or _PLAIN.get(format, full.dtype)
@@ -99,8 +104,11 @@ def add_stack(
         "bf16" if full.dtype == torch.bfloat16 else "f32",
         config.pad_for_alignment,
         not full.requires_grad,
+        native,
+        planes_only,
     )
-    stack = Stack(model, numbers, name, full, format, computed, publish == "first_use" and bool(format))
+    late = publish == "first_use" and bool(format)
+    stack = Stack(model, numbers, name, full, format, computed, late, native, planes_only)
     model.weights.append(stack)
     return stack
 

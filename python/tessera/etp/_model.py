@@ -376,6 +376,8 @@ class ShardedModel(Closing):
             weight.show_rows(False)
         self.micro_batch = 0
         self.runtime.end_update()
+        for weight in self.weights:
+            weight.drop_rows()
         self.follow_frozen()
 
     def follow_frozen(self) -> None:

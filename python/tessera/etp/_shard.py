@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from .._arguments import elements, pattern, whole
+from .._arguments import choice, elements, pattern, whole
 from .._errors import AlreadyExistsError, InvalidArgumentError
 from ._autograd.modules import Constructed, has_group, put, sharded_class, unsharded_class
 from ._compile import leave_out_of_graphs, uncompiled
@@ -28,7 +28,7 @@ from ._views import logical, models_of, places_of
 from ._weights.experts import expert_lists, gather_together
 from ._weights.parameter import ShardedParameter
 from ._weights.replicated import Replicated
-from ._weights.weight import Weight, can_shard, dtype_name
+from ._weights.weight import Weight, can_shard, dtype_name, keep_part
 from ._wrappers import leave_out_of_ddp, put_back_into_ddp, watch_wrappers
 
 Filter = Callable[[str, torch.nn.Parameter], bool]
@@ -40,6 +40,7 @@ _PATTERNS = "a list of regular expressions"
 class _Chosen(NamedTuple):
     format: str
     native: bool
+    planes_only: bool
 
 
 class _Choice(NamedTuple):
@@ -49,6 +50,7 @@ class _Choice(NamedTuple):
     min_elements: int
     formats: Mapping[Pattern, str]
     native: Iterable[Pattern]
+    masters: str
 
 
 def shard_module_(
@@ -64,6 +66,7 @@ def shard_module_(
     dp: Group | None = None,
     *,
     native: Iterable[Pattern] = (),
+    masters: str = "all",
     experts: Iterable[Sequence[str]] = (),
     nonfinite: str = "error",
     init: Init | None = None,
@@ -102,6 +105,8 @@ def shard_module_(
             train on different tokens. Gradients are reduced over both, in the order (dp, group) of ranks.
         native: Regular expressions for names of weights with a quantised format. Ranks share nothing of these but what
             travels: the parameter is the master that it is made from, in memory of this rank's own.
+        masters: "all", or "trained": native weights that are frozen now keep none, and are never trained. Only what
+            travels stays in memory, and state_dict(), summon() and unshard_() give the values that it decodes to.
         experts: Lists of names of weights of one shape, which are gathered and quantised together when the first one of
             a list is used, such as those of a layer of experts.
         nonfinite: "error" refuses to quantise NaN and infinity, "propagate" does it by the format's rules.
@@ -124,7 +129,9 @@ def shard_module_(
         raise AlreadyExistsError("shard_module_: the model is sharded already: etp.unshard_() undoes it")
     _require_replicas(model, replicas)
     require_shardable(model, named)
-    chosen = _chosen(named, ranks, _Choice(filter, min_elements, formats or {}, elements("native", native, _PATTERNS)))
+    masters = choice("masters", masters, ("all", "trained"))
+    natives = elements("native", native, _PATTERNS)
+    chosen = _chosen(named, ranks, _Choice(filter, min_elements, formats or {}, natives, masters))
     lists = expert_lists(experts, {name: parameter.shape for name, parameter in named}, chosen)
     if not chosen and ranks > 1 and not layers:
         raise InvalidArgumentError(
@@ -141,8 +148,7 @@ def shard_module_(
             runtime = make_runtime(core, reduction, publish, nonfinite, replicas)
             sharded = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / ranks)
         cut = _Cut(sharded, _places(model), compute_dtype, publish, stacks)
-        cut.require_matrices(named, [name for name, how in chosen.items() if how.native], "native")
-        cut.require_matrices(named, itertools.chain.from_iterable(lists), "experts")
+        cut.require_matrices(named, itertools.chain.from_iterable(lists))
         _take(model, groups, cut, named, chosen, init)
     if sharded is not None:
         gather_together(sharded.weights, lists)
@@ -150,6 +156,8 @@ def shard_module_(
             if isinstance(module, Constructed) and not module.has_group:
                 module.list_experts(sharded)
         sharded.runtime.start()
+        for weight in sharded.weights:
+            weight.drop_rows()
         sharded.watch(model)
         watch_optimizers()
         watch_ties()
@@ -230,6 +238,7 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
     for weight in sharded.weights:
         old = weight.parameter
         full[weight] = torch.nn.Parameter(logical(old), requires_grad=old.requires_grad)
+        keep_part(old, full[weight])
         full[weight].grad = None if old.grad is None else logical(old.grad)
     for module, name, parameter in own:
         put(module, name, full[parameter.etp])
@@ -244,19 +253,17 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
 def _chosen(
     named: list[tuple[str, torch.nn.Parameter]],
     ranks: int,
-    choice: _Choice,
+    by: _Choice,
 ) -> dict[str, _Chosen]:
     """Every weight that is to be sharded, by name."""
-    rules = [(pattern("formats", key), format) for key, format in choice.formats.items()]
-    natives = [pattern("native", key) for key in choice.native]
+    rules = [(pattern("formats", key), format) for key, format in by.formats.items()]
+    natives = [pattern("native", key) for key in by.native]
     used: set[int] = set()
     chosen: dict[str, _Chosen] = {}
     for name, parameter in named:
         if parameter.dim() < 2 or not can_shard(parameter.dtype):
             continue
-        if parameter.numel() < choice.min_elements or (
-            choice.filter is not None and not choice.filter(name, parameter)
-        ):
+        if parameter.numel() < by.min_elements or (by.filter is not None and not by.filter(name, parameter)):
             continue
         format = ""
         for i, (rule, candidate) in enumerate(rules):
@@ -271,7 +278,8 @@ def _chosen(
                     f"native: {name} travels as {format or 'it is'}, and a native shard is quantised: give it a format "
                     "such as 'nvfp4' in formats=, or no pattern in native="
                 )
-            chosen[name] = _Chosen(format, native)
+            planes_only = native and by.masters == "trained" and not parameter.requires_grad
+            chosen[name] = _Chosen(format, native, planes_only)
     for i, (rule, format) in enumerate(rules):
         if i not in used:
             raise InvalidArgumentError(
@@ -284,6 +292,11 @@ def _chosen(
                 f"native: {each.pattern!r} names no weight that is sharded: weights are {_some(chosen)}; patterns are "
                 "for whole names"
             )
+    if by.masters == "trained" and not any(each.planes_only for each in chosen.values()):
+        raise InvalidArgumentError(
+            "masters='trained': no native weight is frozen: name some in native=, and freeze them by "
+            "requires_grad_(False) before shard_module_()"
+        )
     return chosen
 
 
@@ -332,26 +345,28 @@ class _Cut:
             return bool(self.stacks(name, full))
         return not any(_is_torchs(module) for module, _ in places)
 
-    def require_matrices(
-        self, named: Iterable[tuple[str, torch.nn.Parameter]], names: Iterable[str], what: str
-    ) -> None:
-        """Throws if one of `names`, which an argument chooses, is a stack."""
-        wanted = set(names)
+    def require_matrices(self, named: Iterable[tuple[str, torch.nn.Parameter]], experts: Iterable[str]) -> None:
+        """Throws if one of a list of experts is a stack."""
+        wanted = set(experts)
         for name, parameter in named:
             if name in wanted and self.is_stack(name, parameter, self.places[id(parameter)]):
                 raise InvalidArgumentError(
-                    f"{what}: {name} is a stack of experts, which is not native and is a list by itself: leave it out, "
-                    "or say in stacks= that it is none"
+                    f"experts: {name} is a stack of experts, which is a list by itself: leave it out, or say in "
+                    "stacks= that it is none"
                 )
 
     def take(
         self, sharded: ShardedModel, name: str, full: torch.nn.Parameter, how: _Chosen, places: list[Place]
     ) -> None:
         if self.is_stack(name, full, places):
-            weight: Weight = add_stack(sharded, name, full, how.format, self.compute_dtype, self.publish)
+            weight: Weight = add_stack(
+                sharded, name, full, how.format, self.compute_dtype, self.publish, how.native, how.planes_only
+            )
         else:
             matrix = _matrix(full.shape, places)
-            weight = add_weight(sharded, name, full, matrix, how.format, self.compute_dtype, how.native)
+            weight = add_weight(
+                sharded, name, full, matrix, how.format, self.compute_dtype, how.native, how.planes_only
+            )
         parameter = weight.parameter
         if full.grad is not None:
             parameter.grad = typed(weight.cut(full.grad).clone(), weight)

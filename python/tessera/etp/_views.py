@@ -13,7 +13,7 @@ from ._model import ShardedModel
 from ._optim.norms import ShardedGradient, plain
 from ._weights.parameter import ShardedParameter
 from ._weights.rows import gather_rows
-from ._weights.weight import Weight
+from ._weights.weight import Weight, keep_part
 
 
 def model_of(model: torch.nn.Module) -> ShardedModel | None:
@@ -59,12 +59,14 @@ def update(model: torch.nn.Module) -> Iterator[None]:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's rows of a sharded parameter or its gradient, as a plain tensor over the same memory."""
     if isinstance(tensor, ShardedParameter):
+        tensor.etp.require_rows()
         return tensor.etp.local
     return plain(tensor)
 
 
 def logical(tensor: torch.Tensor, like: ShardedParameter | None = None) -> torch.Tensor:
-    """All rows of a sharded parameter or of its gradient, as a tensor of its own, in full precision. Collective.
+    """All rows of a sharded parameter or of its gradient, as a tensor of its own, in full precision; of a parameter
+    without a master, the values that uses of it see. Collective.
 
     Args:
         tensor: One of them; or, with `like`, what goes with a parameter row by row, such as an optimiser's state. Other
@@ -79,7 +81,7 @@ def logical(tensor: torch.Tensor, like: ShardedParameter | None = None) -> torch
         weight = tensor.etp  # type: ignore[assignment]
     if weight is None:
         return tensor
-    rows = local(tensor).detach()
+    rows = (tensor.etp.values() if isinstance(tensor, ShardedParameter) else plain(tensor)).detach()
     begin, end = weight.rows
     if rows.shape[: len(weight.lead) + 1] != (*weight.lead, end - begin):
         return tensor  # a step count
@@ -98,6 +100,7 @@ def summon(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     for _, _, parameter in held:
         if parameter.etp not in full:
             full[parameter.etp] = torch.nn.Parameter(logical(parameter), requires_grad=False)
+            keep_part(parameter, full[parameter.etp])
     kinds = [type(module) for module, _, _ in held]
     with ExitStack() as unwatched:
         for each in models_of(model):

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from etp_generic_scenarios import Experts
 from etp_models import WORDS, Run, Tied, adamw, as_bytes, built
 from tessera import etp
-from tessera.etp._states.chunks import boxes_of, shard_at
+from tessera.etp._states.chunks import Cut, boxes_of, pieces_of, shard_at
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch_ranks import launch
 
@@ -181,9 +181,15 @@ def test_what_optimizer_states_say(others: list[dict[str, Any]]) -> None:
 
 class _Cut:
     def __init__(
-        self, shape: tuple[int, ...], matrix: tuple[int, int], rows: tuple[int, int], lead: tuple[int, ...] = ()
+        self,
+        shape: tuple[int, ...],
+        matrix: tuple[int, int],
+        rows: tuple[int, int],
+        lead: tuple[int, ...] = (),
+        tp_cut: Cut | None = None,
     ) -> None:
         self.shape, self.matrix, self.rows, self.lead = torch.Size(shape), torch.Size(matrix), rows, torch.Size(lead)
+        self.tp_cut = tp_cut
 
 
 @pytest.mark.parametrize(
@@ -212,3 +218,26 @@ def test_a_rank_has_a_box_of_a_stack() -> None:
             assert box.offsets == (0, begin, 0) and box.sizes == (3, end - begin, 2)
             assert shard_at(weight, local, box.offsets).equal(local)
         assert len(boxes_of(weight)) == (begin < end)
+
+
+@pytest.mark.parametrize(("shape", "dim", "halves"), [((7, 3), 0, 1), ((8, 3), 0, 2), ((4, 6), 1, 1), ((6,), 0, 1)])
+def test_pieces_of_what_tensor_parallelism_has_cut_cover_the_whole_once(
+    shape: tuple[int, ...], dim: int, halves: int
+) -> None:
+    whole = torch.arange(math.prod(shape)).view(shape)
+    block = shape[dim] // halves
+    for bound, first in itertools.product(range(block + 1), range(shape[0] + 1)):
+        count = torch.zeros(shape, dtype=torch.int64)
+        for begin, end in ((0, bound), (bound, block)):
+            cut = Cut(dim, halves, shape[dim], begin, end)
+            part = cut.part_of(whole)
+            assert cut.whole(tuple(part.shape)) == torch.Size(shape)
+            split = min(first, part.shape[0])
+            for rows in ((0, split), (split, part.shape[0])):
+                matrix = (part.shape[0], part.shape[1:].numel())
+                weight, local = _Cut(tuple(part.shape), matrix, rows, tp_cut=cut), part[slice(*rows)].contiguous()
+                for piece in pieces_of(weight):
+                    place = tuple(slice(o, o + s) for o, s in zip(piece.offsets, piece.sizes, strict=True))
+                    assert shard_at(weight, local, piece.offsets).equal(whole[place])
+                    count[place] += 1
+        assert bool((count == 1).all())

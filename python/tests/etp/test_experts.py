@@ -136,23 +136,14 @@ def test_refused(lists: Any, message: str) -> None:
         _listed(*lists)
 
 
-@pytest.mark.parametrize(
-    ("what", "options"), [("native", {"native": ["up"]}), ("experts", {"experts": [["up", "down"]]})]
-)
-def test_a_stack_is_not_native_and_in_no_list(what: str, options: Any) -> None:
+def test_a_stack_is_in_no_list() -> None:
     model = built(Stacked)
-    with pytest.raises(tessera.InvalidArgumentError, match=f"{what}: up is a stack of experts.*stacks="):
-        etp.shard_module_(model, etp.init_group(), formats={".*": "nvfp4"}, min_elements=256, **options)
+    options: dict[str, Any] = {"formats": {".*": "nvfp4"}, "min_elements": 256, "experts": [["up", "down"]]}
+    with pytest.raises(tessera.InvalidArgumentError, match=r"experts: up is a stack of experts.*stacks="):
+        etp.shard_module_(model, etp.init_group(), **options)
     assert not any(isinstance(each, etp.ShardedParameter) for each in model.parameters())
-    rows = etp.shard_module_(
-        model,
-        etp.init_group(),
-        formats={".*": "nvfp4"},
-        min_elements=256,
-        stacks=lambda name, _: False,
-        native=["up"],
-    )
-    assert rows.up.etp.native and not rows.down.etp.native
+    rows = etp.shard_module_(model, etp.init_group(), stacks=lambda name, _: False, **options)
+    assert rows.up.etp.together is rows.down.etp.together is not None
 
 
 def test_a_model_on_the_meta_device() -> None:

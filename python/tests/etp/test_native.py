@@ -1,18 +1,38 @@
-"""Native shards: ranks share what travels and nothing else, and the training has the same bytes."""
+"""Native shards, of matrices and of stacks of experts: ranks share what travels and nothing else, and the training has
+the same bytes."""
 
 from __future__ import annotations
 
 import functools
+import pathlib
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import etp_stacks_scenarios as stacks
 import pytest
 import tessera
 import torch
-from etp_models import Run, Tied, adamw, as_bytes, built, configured, on_grid
-from tessera import etp
+import torch.distributed.checkpoint as dcp
+from etp_models import Loss, Run, Tied, adamw, as_bytes, built, configured, loss_of, on_grid
+from tessera import checkpoint, etp
 from torch_ranks import launch
+
+
+class Kind(NamedTuple):
+    """Of models."""
+
+    make: Callable[[], torch.nn.Module]
+    loss: Loss
+    weight: str
+    frozen: str
+
+
+KINDS = {
+    "matrices": Kind(Tied, loss_of, "up.weight", "down.weight"),
+    "stacks": Kind(stacks.Model, stacks.loss_of, "experts.gate_up", "experts.down"),
+    "stacks, whole": Kind(lambda: stacks.Model(stacks.Mixed), stacks.loss_of, "experts.down", "emb.weight"),
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "mxfp8": {"formats": {".*": "mxfp8"}},
@@ -20,7 +40,15 @@ CASES: dict[str, dict[str, Any]] = {
     "fp8 inline": {"formats": {".*": "fp8_e4m3"}, "mode": "inline"},
     "nvfp4, checked": {"formats": {".*": "nvfp4"}, "check": True},
 }
-EVERY = [r".*\.weight"]
+EVERY = [r".*\.weight|experts\..*"]
+OPTIONS = {"min_elements": 256}
+NAMES = [
+    *(f"matrices: {case}" for case in CASES),
+    "stacks: mxfp8",
+    "stacks: nvfp4, checked",
+    "stacks, whole: nvfp4 at the first use",
+    "stacks, whole: fp8 inline",
+]
 GLOBAL = 4  # micro-batches of a step, on all ranks
 
 
@@ -53,57 +81,81 @@ def _figures(model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def _trained(run: Run, options: dict[str, Any], native: Any) -> dict[str, Any]:
-    model = built()
-    model.down.weight.requires_grad_(False)
+def _trained(run: Run, kind: Kind, options: dict[str, Any], native: Any, folder: pathlib.Path) -> dict[str, Any]:
+    model = built(kind.make)
+    model.get_parameter(kind.frozen).requires_grad_(False)
+    others = {name: each for name, each in options.items() if name != "check"}
     with configured(check=options.get("check")):
-        run.sharded(model, native=native, **{name: each for name, each in options.items() if name != "check"})
+        run.sharded(model, native=native, **OPTIONS, **others)
     optimizer = adamw(each for each in model.parameters() if each.requires_grad)
     found = {"before": _figures(model)}
     accumulation = GLOBAL // run.size
-    run.train(model, optimizer, steps=2, accumulation=accumulation)
+    run.done = 0
+    run.train(model, optimizer, steps=2, accumulation=accumulation, loss=kind.loss)
     with etp.update(model), torch.no_grad():  # a writer that is no optimiser
         for each in _weights_of(model):
             each.local.mul_(0.5)
-    model.load_state_dict(built(seed=9).state_dict())
-    run.train(model, optimizer, steps=2, accumulation=accumulation)
+    with torch.no_grad():
+        found["updated"] = as_bytes(kind.loss(model, 1))
+    model.load_state_dict(built(kind.make, seed=9).state_dict())
+    run.train(model, optimizer, steps=1, accumulation=accumulation, loss=kind.loss)
+    state = {"model": model.state_dict(), "optimizer": etp.optimizer_state_dict(optimizer)}
+    dcp.save(state, checkpoint_id=folder / "dcp")
+    checkpoint.save(model, optimizer, folder / "tessera")
+    run.train(model, optimizer, steps=1, accumulation=accumulation, loss=kind.loss)
+    dcp.load(state, checkpoint_id=folder / "dcp")
+    model.load_state_dict(state["model"])
+    found["loaded"] = run.weights(model)
+    run.train(model, optimizer, steps=1, accumulation=accumulation, loss=kind.loss)
+    checkpoint.load(model, optimizer, folder / "tessera")
+    assert run.weights(model) == found["loaded"]
+    run.done = 3 * accumulation
+    run.train(model, optimizer, steps=1, accumulation=accumulation, loss=kind.loss)
     found["weights"] = run.weights(model)
     found["states"] = [
         as_bytes(each["exp_avg"]) for each in etp.optimizer_state_dict(optimizer, full=True)["state"].values()
     ]
     found["after"] = _figures(model)
     with etp.summon(model):
-        found["summoned"] = as_bytes(model.up.weight)
+        found["summoned"] = as_bytes(model.get_parameter(kind.weight))
     etp.unshard_(model)
-    found["whole"] = as_bytes(model.up.weight)
+    found["whole"] = as_bytes(model.get_parameter(kind.weight))
     return found
 
 
-def _on_rank(rank: int, size: int) -> dict[str, list[dict[str, Any]]]:
+def _on_rank(rank: int, size: int, folder: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
+    found = {}
     with etp.init_group(timeout=30) as group:
-        return {
-            name: [_trained(Run(size, rank, group), options, native) for native in ((), EVERY)]
-            for name, options in CASES.items()
-        }
+        run = Run(size, rank, group)
+        for name in NAMES:
+            kind, case = name.split(": ")
+            found[name] = [
+                _trained(run, KINDS[kind], CASES[case], native, folder / f"{name}, {len(native)}".replace(" ", "-"))
+                for native in ((), EVERY)
+            ]
+    return found
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
-def trained(request: pytest.FixtureRequest) -> list[dict[str, list[dict[str, Any]]]]:
-    return launch(functools.partial(_on_rank, size=request.param), request.param)
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, list[dict[str, Any]]]]:
+    folder = tmp_path_factory.mktemp("native")
+    return launch(functools.partial(_on_rank, size=request.param, folder=folder), request.param)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_bytes_are_those_of_a_shard_that_is_not_native(
     trained: list[dict[str, list[dict[str, Any]]]], name: str
 ) -> None:
     for rank in trained:
         plain, native = rank[name]
-        for what in ("weights", "states", "summoned", "whole"):
+        for what in ("updated", "loaded", "weights", "states", "summoned", "whole"):
             assert native[what] == plain[what], what
-        assert native["whole"] == native["summoned"] == native["weights"]["up.weight"]
+        assert native["whole"] == native["summoned"] == native["weights"][KINDS[name.split(": ")[0]].weight]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_ranks_share_planes_and_no_rows(trained: list[dict[str, list[dict[str, Any]]]], name: str, when: str) -> None:
     for rank in trained:
@@ -152,10 +204,40 @@ def by_native(run: Run) -> list[dict[str, bytes]]:
     return found
 
 
+def by_native_stacks(run: Run) -> list[dict[str, bytes]]:
+    found = []
+    for native in ((), EVERY):
+        model = run.sharded(built(stacks.Model), formats={".*": "nvfp4"}, native=native, **OPTIONS)
+        run.done = 0
+        run.train(model, adamw(model.parameters()), loss=stacks.loss_of)
+        found.append(run.weights(model))
+    return found
+
+
 def test_replicas() -> None:
-    ranks = on_grid({"native": by_native}, 2, 2)["native"]
-    assert all(each == ranks[0] for each in ranks)
-    assert ranks[0][0] == ranks[0][1]
+    for ranks in on_grid({"matrices": by_native, "stacks": by_native_stacks}, 2, 2).values():
+        assert all(each == ranks[0] for each in ranks)
+        assert ranks[0][0] == ranks[0][1]
+
+
+def _verified(rank: int) -> str:
+    with etp.init_group(timeout=30) as group:
+        options: dict[str, Any] = {"formats": {".*": "nvfp4"}, "native": EVERY, **OPTIONS}
+        return str(
+            etp.verify(
+                built(stacks.Model),
+                2,
+                group=group,
+                batch=lambda number: number,
+                loss=stacks.loss_of,
+                optimizer=adamw,
+                **options,
+            )
+        )
+
+
+def test_verify_finds_no_difference_in_native_stacks() -> None:
+    assert all("are equal, bit for bit" in each for each in launch(_verified, 2))
 
 
 def test_a_model_on_the_meta_device() -> None:

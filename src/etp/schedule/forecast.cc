@@ -37,7 +37,7 @@ RuntimeForecast forecast_rank(const ForecastInput& input) {
     const int64_t rows = weight.sharding.rows_of(input.rank).size();
     if (rows == 0) continue;
     const int64_t elements = rows * weight.columns;
-    (weight.native ? bytes.masters : bytes.parameters) += bytes_of(weight.parameter, elements);
+    if (!weight.planes_only) (weight.native ? bytes.masters : bytes.parameters) += bytes_of(weight.parameter, elements);
     bytes.publication += weight.format.publication_bytes(weight.parameter, rows, weight.columns);
     if (weight.trained && !weight.lent_gradient) bytes.gradients += bytes_of(weight.accumulated, elements);
   }

@@ -28,6 +28,7 @@ struct ForecastWeight {
   DType accumulated = DType::kF32;  // of the gradient of a rank's rows
   bool trained = true;              // has a gradient
   bool native = false;              // its planes are the parameter, and rows of that dtype its master
+  bool planes_only = false;         // native, without a master
   bool lent_gradient = false;       // the gradient of its rows lies in somebody else's memory
   uint32_t experts = 0;             // its list of experts, from 1; 0: none
 };

@@ -41,6 +41,9 @@ GeneratedModel GeneratedModel::of(uint64_t seed) {
       if (draw(0, 4) == 0) spec.gradient = DType::kBF16;
       if (draw(0, 6) == 0) spec.accumulated = DType::kBF16;
       spec.frozen = draw(0, 6) == 0;
+      const bool quantised = !spec.format.empty() && spec.format != "bf16";
+      spec.native = quantised && mixed(seed, static_cast<uint64_t>(l), 11, 0) % 2 == 0;
+      spec.planes_only = spec.native && spec.frozen;
       const int count = experts ? draw(2, 3) : 1;
       layer.stacked = experts && seed % 2 == 0;
       for (int e = 0; e < count; ++e) {

@@ -14,6 +14,21 @@ int from_environment(const char* name, int otherwise) {
   return text == nullptr ? otherwise : std::atoi(text);
 }
 
+TEST(GeneratedTest, NativeWeightsAreDrawnOfEveryKind) {
+  int matrices = 0, stacks = 0, without_masters = 0;
+  for (uint64_t seed = 1; seed <= 100; ++seed) {
+    const GeneratedModel model = GeneratedModel::of(seed);
+    for (const GeneratedModel::Layer& layer : model.layers) {
+      const WeightSpec& spec = model.weights[layer.weights.front()];
+      if (spec.native) ++(layer.stacked ? stacks : matrices);
+      if (spec.planes_only) ++without_masters;
+    }
+  }
+  EXPECT_GT(matrices, 10);
+  EXPECT_GT(stacks, 2);
+  EXPECT_GT(without_masters, 2);
+}
+
 TEST(GeneratedTest, EveryScheduleOfEveryModelGivesTheBitsOfTheUnshardedProgram) {
   const int models = from_environment("TESSERA_ETP_MODELS", 100);
   const int schedules = from_environment("TESSERA_ETP_SCHEDULES", 5);

@@ -79,12 +79,22 @@ class RankTrainer {
       const RowRange rows = runtime_->rows(w);
       if (rows.end > model_.weights[w].rows)
         fail_internal("rows [{}, {}) of weight {}, which has {}", rows.begin, rows.end, w, model_.weights[w].rows);
-      auto* shard = reinterpret_cast<float*>(runtime_->shard(w));
       const int64_t columns = model_.weights[w].columns;
-      for (int64_t i = rows.begin * columns; i < rows.end * columns; ++i) *shard++ = initial_value(w, i);
+      if (model_.weights[w].native) {
+        std::vector<float>& master = masters_[w];
+        master.resize(static_cast<size_t>(rows.size() * columns));
+        runtime_->set_master(w, master.data(), DType::kF32);
+      }
+      float* to = own_rows(w);
+      for (int64_t i = rows.begin * columns; i < rows.end * columns; ++i) *to++ = initial_value(w, i);
       if (!model_.weights[w].frozen) runtime_->gradient(w);
     }
     runtime_->start();
+  }
+
+  // This rank's, which it writes.
+  float* own_rows(WeightId w) {
+    return model_.weights[w].native ? masters_[w].data() : reinterpret_cast<float*>(runtime_->shard(w));
   }
 
   // A weight where it was gathered, for as long as its memory is held.
@@ -152,7 +162,7 @@ class RankTrainer {
         });
       } else {
         for (size_t l = row->end; l-- > std::max(row->begin, ends);)
-          if (!skipped(l)) backward_of(l, v, {.micro_batch = mb, .version = step + 1});
+          if (!skipped(l)) backward_of(l, v, {.micro_batch = mb, .version = version_in(l, step)});
       }
       check_added();
     }
@@ -161,6 +171,11 @@ class RankTrainer {
       outputs.push_back(v.output.back());
       outputs.push_back(v.above);
     });
+  }
+
+  int64_t version_in(size_t l, int step) const {
+    const bool never_written = model_.weights[model_.layers[l].weights.front()].planes_only;
+    return never_written ? 1 : step + 1;
   }
 
   bool is_replayed(const GeneratedModel::Row& row, int step, int mb) const {
@@ -241,10 +256,10 @@ class RankTrainer {
     for (const WeightId w : ids_) {
       if (model_.weights[w].frozen || runtime_->rows(w).empty()) continue;
       const int64_t n = runtime_->rows(w).size() * model_.weights[w].columns;
-      auto* shard = reinterpret_cast<float*>(runtime_->shard(w));
+      float* rows = own_rows(w);
       const Floats gradient =
           to_floats(runtime_->gradient(w), model_.weights[w].accumulated.value_or(DType::kF32), static_cast<size_t>(n));
-      for (int64_t i = 0; i < n; ++i) shard[i] = stepped(shard[i], gradient[static_cast<size_t>(i)]);
+      for (int64_t i = 0; i < n; ++i) rows[i] = stepped(rows[i], gradient[static_cast<size_t>(i)]);
     }
   }
 
@@ -253,7 +268,7 @@ class RankTrainer {
       const RowRange rows = runtime_->rows(w);
       if (rows.empty()) continue;
       const int64_t columns = model_.weights[w].columns;
-      std::memcpy(result_.weights[w].data() + rows.begin * columns, runtime_->shard(w),
+      std::memcpy(result_.weights[w].data() + rows.begin * columns, own_rows(w),
                   static_cast<size_t>(rows.size() * columns) * sizeof(float));
     }
   }
@@ -278,6 +293,7 @@ class RankTrainer {
   std::shared_ptr<device::Stream> compute_;
   std::optional<Runtime> runtime_;
   std::vector<WeightId> ids_;
+  std::map<WeightId, std::vector<float>> masters_;  // of native weights
   std::set<uint32_t> known_lists_;
   std::map<size_t, CapturedStep> forwards_;  // by their first layer
   std::map<size_t, CapturedStep> backwards_;

@@ -50,6 +50,7 @@ _PRODUCTS = words(
     "chain_matmul inner lstm gru rnn_tanh rnn_relu"
 )
 MOVES = words("to cuda xpu ipu hpu mtia")  # to another device
+CONVERSIONS = MOVES | words("cpu float double half bfloat16 type type_as contiguous")
 # What a parameter tells of itself by attributes, and not the same everywhere.
 ATTRIBUTES = ("shape", "ndim", "nbytes", "data", *VIEWS)
 _known: dict[Callable[..., Any], Route] = {}
@@ -82,6 +83,11 @@ def _route(func: Callable[..., Any]) -> Route:
     if name in _PRODUCTS:
         return Route.PRODUCT
     return Route.WRITE if name and writes(func) else Route.OTHER
+
+
+def makes_new(func: Callable[..., Any]) -> bool:
+    """Whether it takes shape and type of its argument, and no values."""
+    return func.__name__.endswith("_like") or func.__name__.startswith("new_")
 
 
 def writes(func: Callable[..., Any]) -> bool:

@@ -23,7 +23,8 @@ from .._weights.parameter import ShardedParameter
 from .conditions import Exactness, exactness
 
 _MAX_STEPS = 1 << 40
-_OF_FORMATS = ("compute_dtype", "nonfinite", "publish", "stacks")  # options that say how what has a format travels
+# Options that say how what has a format travels.
+_OF_FORMATS = ("compute_dtype", "masters", "nonfinite", "publish", "stacks")
 
 Batch = Callable[[int], Any]
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
@@ -146,7 +147,8 @@ def _whole_copy(
     if not formats:
         return copied
     same = {name: value for name, value in options.items() if name in _OF_FORMATS}
-    return shard_module_(copied, alone, formats, min_elements=0, **same)
+    native = [re.escape(each.name) for each in weights if each.native]
+    return shard_module_(copied, alone, formats, min_elements=0, native=native, **same)
 
 
 def _close(model: torch.nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Callable, Iterable
@@ -27,24 +28,30 @@ class Rows(Protocol):
 
     @property
     def lead(self) -> torch.Size: ...
+    @property
+    def parallel(self) -> Parallel | None: ...
 
 
 class Parallel(Protocol):
-    """What a norm needs of a parameter that tensor parallelism has cut: `p.etp_parallel`."""
+    """What norms, GradScaler and states need of a parameter that tensor parallelism has cut: `p.etp_parallel`."""
 
     group: Any
 
     def of_all_ranks(self, value: float) -> list[float]: ...
+    def gather_parts(self, part: torch.Tensor, dim: int, halves: int, total: int) -> torch.Tensor: ...
 
 
 @opaque()
 class ShardedGradient(torch.Tensor):
     """The .grad of a sharded parameter. Functions that compute a norm give that of the logical gradient, and are
     collective; all others see this rank's rows, and return plain tensors. torch.nn.utils.clip_grad_norm_() is right so.
+
+    Also of one that is whole but for tensor parallelism, which no norm counts: for GradScaler, which asks all ranks.
     """
 
-    etp: Rows
+    etp: Rows | None  # None: all rows are here
     rows: torch.Tensor
+    parallel: Parallel | None  # that has cut the parameter
 
     @classmethod
     @left_out
@@ -62,12 +69,19 @@ class ShardedGradient(torch.Tensor):
 
 def typed(rows: torch.Tensor, weight: Rows) -> torch.Tensor:
     """The same memory, as a gradient of that weight."""
-    return rows if weight.group.size == 1 else _as_sharded(rows, weight)
+    if weight.group.size == 1:
+        return rows if weight.parallel is None else of_part(rows, weight.parallel)
+    return _as_sharded(rows, weight, weight.parallel)
 
 
-def _as_sharded(rows: torch.Tensor, weight: Rows) -> torch.Tensor:
+def of_part(rows: torch.Tensor, parallel: Parallel) -> torch.Tensor:
+    """The same memory, as a gradient of what only tensor parallelism has cut."""
+    return _as_sharded(rows, None, parallel)
+
+
+def _as_sharded(rows: torch.Tensor, weight: Rows | None, parallel: Parallel | None) -> torch.Tensor:
     gradient: ShardedGradient = torch.Tensor._make_subclass(ShardedGradient, rows)
-    gradient.etp, gradient.rows = weight, rows
+    gradient.etp, gradient.rows, gradient.parallel = weight, rows, parallel
     return gradient
 
 
@@ -114,7 +128,7 @@ def _gradient_of(parameter: torch.Tensor) -> torch.Tensor:
     weight = getattr(parameter, "etp", None)
     if weight is None or type(gradient) is ShardedGradient:
         return gradient
-    return _as_sharded(gradient, weight) if weight.lead else typed(gradient, weight)
+    return _as_sharded(gradient, weight, None) if weight.lead else typed(gradient, weight)
 
 
 def _norm_of_all(parameters: list[torch.Tensor], order: float) -> float:
@@ -169,7 +183,7 @@ def _scalar(value: float, like: torch.Tensor, dtype: torch.dtype | None) -> torc
 def _vector_norm(
     x: torch.Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None
 ) -> Any:
-    if type(x) is not ShardedGradient or dim is not None or keepdim or out is not None:
+    if type(x) is not ShardedGradient or x.etp is None or dim is not None or keepdim or out is not None:
         return NotImplemented
     return _scalar(_norms([x], float(ord), together=True)[0], x.rows, dtype)
 
@@ -187,16 +201,37 @@ def _linalg_norm(
 
 
 def _foreach_norm(tensors: list[torch.Tensor], ord: float = 2, dtype: Any = None) -> Any:
+    if all(each.etp is None for each in tensors if type(each) is ShardedGradient):
+        return NotImplemented
     found = _norms(list(tensors), float(ord), together=False)
     return tuple(_scalar(value, plain(each), dtype) for value, each in zip(found, tensors, strict=True))
 
 
 def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
-    """GradScaler's: a value that is not finite is found on all ranks, so that all of them skip the step."""
+    """GradScaler's: a value that is not finite is found on all ranks, of tp_groups, too, so that all of them skip the
+    step."""
     torch._amp_foreach_non_finite_check_and_unscale_([plain(each) for each in grads], found_inf, inv_scale)
-    group = next(each.etp.group for each in grads if type(each) is ShardedGradient)
-    own = struct.pack("=f", float(found_inf))
-    found_inf.fill_(max(struct.unpack("=f", each)[0] for each in group.core.exchange("found_inf", own)))
+    agreements: dict[int, Callable[[float], float]] = {}  # by group, in the order of parameters
+    for each in grads:
+        if type(each) is ShardedGradient:
+            if each.etp is not None:
+                agreements.setdefault(id(each.etp.group), functools.partial(_largest, each.etp.group))
+            if each.parallel is not None:
+                agreements.setdefault(id(each.parallel.group), functools.partial(_largest_of_parts, each.parallel))
+    found = float(found_inf)
+    for _ in agreements:  # what one group has found passes on to ranks of all others
+        for agree in agreements.values():
+            found = agree(found)
+    found_inf.fill_(found)
+
+
+def _largest(group: Group, value: float) -> float:
+    own = struct.pack("=f", value)
+    return max(float(struct.unpack("=f", each)[0]) for each in group.core.exchange("found_inf", own))
+
+
+def _largest_of_parts(parallel: Parallel, value: float) -> float:
+    return max(parallel.of_all_ranks(value))
 
 
 _functions: dict[Any, Callable[..., Any]] = {

@@ -1,11 +1,40 @@
-"""A rank's rows of a logical tensor for torch.distributed.checkpoint: which boxes of the whole they are."""
+"""What a rank has of a logical tensor, for checkpoints: which boxes of the whole its rows are, also of what tensor
+parallelism has cut before."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
+
+
+class Cut(NamedTuple):
+    """A tensor that tensor parallelism has cut along `dim`: in each of `halves` blocks, this rank has
+    [begin, end)."""
+
+    dim: int
+    halves: int
+    total: int  # of the whole
+    begin: int
+    end: int
+
+    def whole(self, shape: tuple[int, ...]) -> torch.Size:
+        """Of a part's shape."""
+        return torch.Size((*shape[: self.dim], self.total, *shape[self.dim + 1 :]))
+
+    def part_of(self, full: torch.Tensor) -> torch.Tensor:
+        blocks = full.chunk(self.halves, self.dim)
+        return torch.cat([each.narrow(self.dim, self.begin, self.end - self.begin) for each in blocks], self.dim)
+
+    def places(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Of [begin, end) of the part: where each piece of it begins in the part and in the whole, and its size."""
+        each, block = self.end - self.begin, self.total // self.halves
+        for half in range(self.halves):
+            low, high = max(begin, half * each), min(end, (half + 1) * each)
+            if low < high:
+                yield low, half * block + self.begin + low - half * each, high - low
 
 
 class Weight(Protocol):
@@ -17,10 +46,12 @@ class Weight(Protocol):
 
     @property
     def lead(self) -> torch.Size: ...
+    @property
+    def tp_cut(self) -> Cut | None: ...
 
 
 class Box(NamedTuple):
-    """Of the logical tensor; contiguous within this rank's rows, too."""
+    """Of the tensor that the ranks of an ETP group share; contiguous within this rank's rows, too."""
 
     offsets: torch.Size
     sizes: torch.Size
@@ -71,6 +102,33 @@ def _boxes(begin: int, end: int, shape: torch.Size) -> list[tuple[Ints, Ints]]:
     return found
 
 
+class Piece(NamedTuple):
+    """Of the logical tensor, which tensor parallelism has not cut."""
+
+    offsets: torch.Size
+    sizes: torch.Size
+    box: Box  # that it lies in
+    at: int  # where it begins there, along the dim of the cut
+
+
+def pieces_of(weight: Weight) -> list[Piece]:
+    cut = weight.tp_cut
+    if cut is None:
+        return [Piece(box.offsets, box.sizes, box, 0) for box in boxes_of(weight)]
+    found = []
+    for box in boxes_of(weight):
+        begin = box.offsets[cut.dim]
+        for low, offset, size in cut.places(begin, begin + box.sizes[cut.dim]):
+            offsets, sizes = (list(each) for each in (box.offsets, box.sizes))
+            offsets[cut.dim], sizes[cut.dim] = offset, size
+            found.append(Piece(torch.Size(offsets), torch.Size(sizes), box, low - begin))
+    return found
+
+
+def whole_shape(weight: Weight) -> torch.Size:
+    return weight.shape if weight.tp_cut is None else weight.tp_cut.whole(weight.shape)
+
+
 def write_items(fqn: str, weight: Weight, rows: torch.Tensor) -> list[Any]:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
     from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
@@ -78,23 +136,28 @@ def write_items(fqn: str, weight: Weight, rows: torch.Tensor) -> list[Any]:
     properties = TensorProperties.create_from_tensor(rows)
     return [
         WriteItem(
-            index=MetadataIndex(fqn, box.offsets),
+            index=MetadataIndex(fqn, piece.offsets),
             type=WriteItemType.SHARD,
-            tensor_data=TensorWriteData(ChunkStorageMetadata(box.offsets, box.sizes), properties, weight.shape),
+            tensor_data=TensorWriteData(
+                ChunkStorageMetadata(piece.offsets, piece.sizes), properties, whole_shape(weight)
+            ),
         )
-        for box in boxes_of(weight)
+        for piece in pieces_of(weight)
     ]
 
 
 def chunk_list(weight: Weight) -> list[Any]:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-    return [ChunkStorageMetadata(box.offsets, box.sizes) for box in boxes_of(weight)]
+    return [ChunkStorageMetadata(piece.offsets, piece.sizes) for piece in pieces_of(weight)]
 
 
 def shard_at(weight: Weight, rows: torch.Tensor, offsets: torch.Size | None) -> torch.Tensor:
-    """The box that begins there, as a view."""
-    for box in boxes_of(weight):
-        if box.offsets == offsets:
-            return rows.flatten(0, -2)[box.rows[0] : box.rows[1]].view(box.sizes)
+    """The piece that begins there, as a view."""
+    cut = weight.tp_cut
+    for piece in pieces_of(weight):
+        if piece.offsets == offsets:
+            box = piece.box
+            found = rows.view(-1, weight.matrix[1])[box.rows[0] : box.rows[1]].view(box.sizes)
+            return found if cut is None else found.narrow(cut.dim, piece.at, piece.sizes[cut.dim])
     raise KeyError(f"no rows of this rank begin at {offsets}")

@@ -16,10 +16,12 @@ from .._autograd.routes import words
 from .._weights.matrix import Model
 from .._weights.parameter import ShardedParameter
 from .._weights.registered import RowsSource
-from .._weights.rows import gather_rows
 from .._weights.weight import Weight
-from .chunks import chunk_list, shard_at, write_items
+from .chunks import chunk_list, shard_at, whole_shape, write_items
+from .parts import WholePart, whole_part
 
+Held = Weight | WholePart
+_PLACES = ("rows", "shard_rows", "shape", "lead", "tp_cut")
 _FACTS = words(
     "size dim ndimension numel nelement stride is_floating_point is_complex is_contiguous element_size get_device "
     "is_pinned is_shared is_inference __len__ __hash__ requires_grad_"
@@ -29,39 +31,55 @@ _EMPTY = frozenset(("new_empty", "empty_like", "zeros_like"))
 
 
 class LogicalTensor(torch.Tensor):
-    """A sharded weight in a state_dict(): the logical shape, and this rank's rows. Arithmetic is refused.
+    """A sharded weight in a state_dict(): the logical shape, and this rank's rows. Arithmetic is refused. So is what a
+    tp_group has cut: it has the shape of the uncut tensor.
 
     load_state_dict() of a sharded model takes it. clone() and copy.deepcopy() copy this rank's rows.
     torch.distributed.checkpoint saves and loads it: what it loads is this tensor's own, until load_state_dict(), and
     what async_save() stages is a copy of this rank's rows.
 
     Attributes:
-        local: This rank's rows, [rows, K], or [E, rows, K] of a stack: the model's own memory, or a copy's.
+        local: This rank's rows, [rows, K], or [E, rows, K] of a stack: the model's own memory, or a copy's. Of a weight
+            without a master, a new tensor each time.
         etp: Name, shape and rows of the weight, as `p.etp`.
     """
 
-    local: torch.Tensor
-    etp: Weight
+    etp: Held
+    _rows: torch.Tensor | None
 
-    def __new__(cls, weight: Weight, rows: torch.Tensor) -> LogicalTensor:
+    def __new__(cls, weight: Held, rows: torch.Tensor | None) -> LogicalTensor:
+        """`rows`: None: those that uses of the weight see, whenever they are asked for."""
+        like = weight.local if rows is None else rows
         made: LogicalTensor = torch.Tensor._make_wrapper_subclass(
-            cls, weight.shape, dtype=rows.dtype, device=rows.device
+            cls, whole_shape(weight), dtype=like.dtype, device=like.device
         )
-        made.local, made.etp = rows, weight
+        made._rows, made.etp = rows, weight
         return made
 
-    def full(self) -> torch.Tensor:
-        """All rows, as a tensor of its own. Collective."""
-        return gather_rows(self.etp.group.core, self.etp, self.local).view(self.etp.shape)
+    @property
+    def local(self) -> torch.Tensor:
+        return self.etp.values() if self._rows is None else self._rows
 
-    def __tessera_source__(self, name: str) -> RowsSource[LogicalTensor]:
+    def __tessera_source__(self, name: str) -> RowsSource[Any]:
         """How a batch of the tensor bus registers it."""
-        return RowsSource(name, self, lambda tensor: tensor.local)
+        return RowsSource(name, self, _own_rows)
 
-    def rows_for(self, weight: Weight) -> torch.Tensor:
+    def is_state_of(self, weight: Held) -> bool:
+        """Whether it is what that weight has now, and not a copy."""
+        return self._rows is None and self.etp is weight
+
+    def full(self) -> torch.Tensor:
+        """All of it, as a tensor of its own. Collective, over a tp_group, too."""
+        held = self.etp
+        part, cut, parallel = held.part_from(self.local), held.tp_cut, held.parallel
+        if cut is None or parallel is None:
+            return part
+        return parallel.gather_parts(part, cut.dim, cut.halves, cut.total)
+
+    def rows_for(self, weight: Held) -> torch.Tensor:
         """Those that this rank has of another weight of that shape."""
-        same = all(getattr(weight, each) == getattr(self.etp, each) for each in ("rows", "shard_rows", "shape", "lead"))
-        return self.local if same else weight.cut(self.full())
+        same = all(getattr(weight, each) == getattr(self.etp, each) for each in _PLACES)
+        return self.local if same else cut_for(weight, self.full())
 
     @classmethod
     def __torch_function__(
@@ -70,7 +88,7 @@ class LogicalTensor(torch.Tensor):
         name = func.__name__
         first = args[0] if args else None
         if name in _COPIES and type(first) is cls:
-            return cls(first.etp, first.local if name == "detach" else first.local.clone())
+            return cls(first.etp, first._rows if name == "detach" else first.local.clone())
         if type(first) is cls:  # what a state is staged by
             if name in _EMPTY:
                 return first._empty(args[1:], kwargs or {})
@@ -91,15 +109,15 @@ class LogicalTensor(torch.Tensor):
         wanted = torch.Size(sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes)
         if others or torch.device(place).type != "cpu" or wanted not in (self.shape, ()):
             _refuse((self,), "new_empty")
-        return LogicalTensor(self.etp, torch.zeros_like(self.local))
+        return LogicalTensor(self.etp, torch.zeros(self.etp.local.shape, dtype=self.dtype))
 
     def _takes(self, other: Any) -> bool:
         """Whether copy_() of it is possible. The model's memory is written by load_state_dict() only."""
         return (
             type(other) is LogicalTensor
-            and self.local.shape == other.local.shape
+            and self._rows is not None
             and self.etp is other.etp
-            and (self.local.numel() == 0 or self.local.data_ptr() != self.etp.address)
+            and (self._rows.numel() == 0 or self._rows.data_ptr() != self.etp.address)
         )
 
     @classmethod
@@ -111,12 +129,12 @@ class LogicalTensor(torch.Tensor):
     # torch.distributed.checkpoint's protocol
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[Any]:
-        return write_items(fqn, self.etp, self.local)
+        return write_items(fqn, self.etp, self.etp.local if self._rows is None else self._rows)
 
     def __create_chunk_list__(self) -> list[Any]:
         """It is going to be loaded. Other ranks may read the model's memory, so that is left to load_state_dict()."""
-        if self.local.data_ptr() == self.etp.address:
-            self.local = self.local.clone()
+        if self._rows is None or self._rows.data_ptr() == self.etp.address:
+            self._rows = self.local.clone()
         return chunk_list(self.etp)
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
@@ -127,7 +145,10 @@ class LogicalTensor(torch.Tensor):
         memo[id(self)] = copied
         return copied
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """What only tensor parallelism has cut is this rank's part in a file, as it always was."""
+        if isinstance(self.etp, WholePart):
+            return self.local.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
         raise InvalidArgumentError(
             f"{self.etp.name} is sharded and its state cannot be pickled: save the state_dict() within "
             "etp.summon(model), or what .full() gives for each of these tensors"
@@ -136,6 +157,13 @@ class LogicalTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         begin, end = self.etp.rows
         return f"LogicalTensor({self.etp.name!r}, {tuple(self.etp.shape)}, here rows {begin} to {end})"
+
+
+def _own_rows(tensor: Any) -> torch.Tensor:
+    """In memory that stays."""
+    if tensor._rows is None:
+        tensor.etp.require_rows()
+    return tensor.local
 
 
 def _refuse(args: tuple[Any, ...], name: str) -> NoReturn:
@@ -147,12 +175,26 @@ def _refuse(args: tuple[Any, ...], name: str) -> NoReturn:
     )
 
 
-def rows_of(given: Any, weight: Weight) -> Any:
+def rows_of(given: Any, weight: Held) -> Any:
+    """Of a whole tensor, or of the part that the tp_group gives this rank; another shape stays, for torch to tell."""
     if type(given) is LogicalTensor:
-        return given.rows_for(weight) if given.shape == weight.shape else given.full()  # torch tells of the shapes
+        return given.rows_for(weight) if given.shape == whole_shape(weight) else given.full()
     if hasattr(given, "full_tensor"):  # a DTensor
         given = given.full_tensor()
-    return weight.cut(given) if getattr(given, "shape", None) == weight.shape else given
+    shape = getattr(given, "shape", None)
+    if shape == whole_shape(weight):
+        return cut_for(weight, given)
+    return weight.cut(given) if shape == weight.shape else given
+
+
+def cut_for(weight: Held, full: torch.Tensor) -> torch.Tensor:
+    """This rank's rows of a whole tensor."""
+    return weight.cut(full if weight.tp_cut is None else weight.tp_cut.part_of(full))
+
+
+def held_of(name: str, parameter: torch.Tensor) -> Held | None:
+    """None: every rank has all of it."""
+    return parameter.etp if isinstance(parameter, ShardedParameter) else whole_part(name, parameter)
 
 
 def _sharded(module: torch.nn.Module, model: Model | None = None) -> dict[str, Weight]:
@@ -166,8 +208,8 @@ def _sharded(module: torch.nn.Module, model: Model | None = None) -> dict[str, W
 def _save(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     for name, weight in _sharded(module).items():
         saved = state.get(prefix + name)
-        if saved is not None and not isinstance(saved, ShardedParameter):  # keep_vars=True
-            state[prefix + name] = LogicalTensor(weight, weight.local)
+        if saved is not None and saved is not weight.parameter:  # keep_vars=True
+            state[prefix + name] = LogicalTensor(weight, weight.local if weight.has_rows else None)
 
 
 def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]:
@@ -189,7 +231,10 @@ def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]
             began.append(True)
             model.begin_update(weights.values())
         for name, tensor in given.items():
-            state[prefix + name] = rows_of(tensor, weights[name])
+            weight = weights[name]
+            state[prefix + name] = rows = rows_of(tensor, weight)
+            if getattr(rows, "shape", None) == weight.local.shape:
+                weight.make_rows(publishes=not (type(tensor) is LogicalTensor and tensor.is_state_of(weight)))
 
     def loaded(*_: Any) -> None:
         if began:
@@ -203,9 +248,40 @@ def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]
     ]
 
 
+def _parts(module: torch.nn.Module) -> dict[str, WholePart]:
+    found = {}
+    for name, parameter in module._parameters.items():
+        if parameter is not None and not isinstance(parameter, ShardedParameter):
+            part = whole_part(name, parameter)
+            if part is not None:
+                found[name] = part
+    return found
+
+
+def _save_parts(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    for name, part in _parts(module).items():
+        saved = state.get(prefix + name)
+        if saved is not None and saved is not module._parameters[name]:  # keep_vars=True
+            state[prefix + name] = LogicalTensor(part, saved)
+
+
+def _load_parts(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name, part in _parts(module).items():
+        if prefix + name in state:
+            state[prefix + name] = rows_of(state[prefix + name], part)
+
+
+def watch_parts(module: torch.nn.Module) -> None:
+    """Of parameters that only a tp_group has cut."""
+    module.register_state_dict_post_hook(_save_parts)  # type: ignore[no-untyped-call]
+    module.register_load_state_dict_pre_hook(_load_parts)  # type: ignore[no-untyped-call]
+
+
 def _tied(module: torch.nn.Module, name: str, parameter: Any) -> None:
     if isinstance(parameter, ShardedParameter):
         parameter.etp.model.watch_tied(module)
+    elif hasattr(parameter, "etp_cut") and _save_parts not in module._state_dict_hooks.values():
+        watch_parts(module)
 
 
 _hooked: list[RemovableHandle] = []

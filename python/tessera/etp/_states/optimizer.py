@@ -9,8 +9,8 @@ from torch._C import DisableTorchFunctionSubclass
 
 from ..._errors import InvalidArgumentError
 from .._optim.optimizers import goes_with, numbered
-from .._weights.parameter import ShardedParameter
-from .logical import LogicalTensor, rows_of
+from .chunks import whole_shape
+from .logical import LogicalTensor, held_of, rows_of
 
 State = dict[str, Any]
 
@@ -50,21 +50,22 @@ def load_optimizer_state_dict(optimizer: torch.optim.Optimizer, state: State) ->
 
 
 def _logical(value: Any, parameter: torch.Tensor, full: bool) -> Any:
-    if not isinstance(parameter, ShardedParameter) or not goes_with(value, parameter.etp.local.shape):
+    held = held_of("a parameter", parameter)
+    if held is None or not goes_with(value, held.local.shape):
         return value
-    made = LogicalTensor(parameter.etp, value.as_subclass(torch.Tensor))
+    made = LogicalTensor(held, value.as_subclass(torch.Tensor))
     return made.full() if full else made
 
 
 def _rows(value: Any, parameter: torch.Tensor | None, what: str) -> Any:
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return value  # a step count
-    if not isinstance(parameter, ShardedParameter):
+    weight = None if parameter is None else held_of("a parameter", parameter)
+    if weight is None:
         return value.full() if type(value) is LogicalTensor else value
-    weight = parameter.etp
-    if not goes_with(value, weight.shape):
+    if value.shape not in (weight.shape, whole_shape(weight)):
         raise InvalidArgumentError(
-            f"{what} of {weight.name} is {tuple(value.shape)}, and the weight {tuple(weight.shape)}: "
+            f"{what} of {weight.name} is {tuple(value.shape)}, and the weight {tuple(whole_shape(weight))}: "
             "load_optimizer_state_dict() takes what optimizer_state_dict() gave; optimizer.load_state_dict() what "
             "optimizer.state_dict() gave on the same rank"
         )

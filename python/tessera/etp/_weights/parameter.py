@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..._errors import InvalidArgumentError
 from .._autograd.generic import Call
-from .._autograd.routes import ATTRIBUTES, MOVES, Route, route_of
+from .._autograd.routes import ATTRIBUTES, CONVERSIONS, MOVES, Route, makes_new, route_of
 from .._compile import left_out, opaque
 from .._refusals import refuse_fully_shard
 from .post_hooks import PostHook
@@ -49,11 +49,18 @@ class ShardedParameter(torch.nn.Parameter):
 
     def get_padded_shard(self) -> torch.Tensor:
         """This rank's rows and zeros, as many as every rank has: itself where nothing is padded."""
+        self.etp.require_rows()
         rows, wanted = self.etp.local, self.etp.shard_rows
         *lead, count, columns = rows.shape
         if count == wanted:
             return self
         return torch.cat([rows, rows.new_zeros(*lead, wanted - count, columns)], dim=-2)
+
+    def requires_grad_(self, requires_grad: bool = True) -> ShardedParameter:
+        if requires_grad:
+            self.etp.require_trainable()
+        super().requires_grad_(requires_grad)
+        return self
 
     def register_post_accumulate_grad_hook(self, hook: PostHook) -> RemovableHandle:
         if self.etp.model.inline:
@@ -78,7 +85,7 @@ class ShardedParameter(torch.nn.Parameter):
 
     def __tessera_source__(self, name: str) -> RowsSource[ShardedParameter]:
         """How a batch of the tensor bus registers it."""
-        return RowsSource(name, self, lambda parameter: parameter.etp.local)
+        return RowsSource(name, self, _own_rows)
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise InvalidArgumentError(
@@ -93,7 +100,8 @@ class ShardedParameter(torch.nn.Parameter):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         weight = self.etp
         begin, end = weight.rows
-        return f"ShardedParameter({weight.name!r}, rows {begin} to {end} of {tuple(weight.shape)})\n{weight.local!r}"
+        rows = repr(weight.local) if weight.has_rows else f"kept as {weight.format} only"
+        return f"ShardedParameter({weight.name!r}, rows {begin} to {end} of {tuple(weight.shape)})\n{rows}"
 
 
 @opaque()
@@ -103,8 +111,29 @@ class Rows(ShardedParameter):
     __torch_function__ = _disabled_torch_function_impl  # type: ignore[assignment]
 
 
+@opaque()
+class Detached(ShardedParameter):
+    """What detach() gives of a parameter whose rows are not in memory: it has shape and type, and no values."""
+
+    @classmethod
+    @left_out
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        parameter = _first((*args, *(kwargs or {}).values()))
+        if parameter is None or route_of(func) in (Route.FACT, Route.SHAPE):
+            with DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return _without_rows(func, args, kwargs or {}, parameter)
+
+
 Call.parameter_class = ShardedParameter
 Weight.parameter_classes = (ShardedParameter, Rows)
+
+
+def _own_rows(parameter: ShardedParameter) -> torch.Tensor:
+    parameter.etp.require_rows()
+    return parameter.etp.local
 
 
 def _routed(route: Route, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -134,13 +163,32 @@ def _routed(route: Route, func: Callable[..., Any], args: tuple[Any, ...], kwarg
     ):
         part = weight.part(func, args, kwargs)
         return Call().run(func, args, kwargs) if part is None else part
-    with DisableTorchFunctionSubclass():
-        found = func(*args, **kwargs)
+    if not weight.has_rows and route not in (Route.SHAPE, Route.DATA):
+        found = _without_rows(func, args, kwargs, parameter)
+    else:
+        with DisableTorchFunctionSubclass():
+            found = func(*args, **kwargs)
     if func.__name__ in MOVES and args[0] is parameter and found.device != weight.local.device:
         raise InvalidArgumentError(
             f"{weight.name} is sharded in memory that ranks share, and cannot be moved to {found.device}: move the "
             "model before shard_module_() or after unshard_(); etp.local(p) gives rows that can be copied"
         )
+    return found
+
+
+def _without_rows(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], parameter: ShardedParameter
+) -> Any:
+    """What needs no values of a weight whose rows are not in memory; anything else is refused."""
+    weight = parameter.etp
+    if func.__name__ == "detach":
+        return Detached(weight.local, weight, False)
+    if not makes_new(func) and func.__name__ not in CONVERSIONS:
+        weight.require_rows()
+    with DisableTorchFunctionSubclass():
+        found = func(*args, **kwargs)
+    if found is not parameter and not makes_new(func):  # a conversion to what it is not
+        weight.require_rows()
     return found
 
 

@@ -39,11 +39,11 @@ class RowsSource(Generic[T]):
     def locate(self) -> Location:
         tensor = self._find()
         weight, rows = tensor.etp, self._rows_of(tensor)
-        if getattr(weight.parameter, "tensor_model_parallel", False):
+        if weight.tp_cut is not None:
             raise refusal(
                 self._name,
-                f"tensor parallelism cuts it along dim {getattr(weight.parameter, 'partition_dim', None)}, and the ETP "
-                "group's layout does not tell of that: register (etp.local(p), layout, global shape)",
+                f"tensor parallelism cuts it along dim {weight.tp_cut.dim}, and the ETP group's layout does not tell "
+                "of that: register (etp.local(p), layout, global shape)",
             )
         dim, sizes, bounds = _cut(self._name, weight)
         at = torch_location(self._name, rows.detach().view(sizes))

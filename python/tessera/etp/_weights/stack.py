@@ -11,7 +11,7 @@ from torch._C import _from_dlpack as from_dlpack  # of a capsule
 
 from .._autograd.generic import Call
 from .matrix import Matrix, Model
-from .weight import Weight
+from .weight import Weight, dtype_name
 
 _SELECTS = (torch.select, torch.Tensor.select)
 _UNBINDS = (torch.unbind, torch.Tensor.unbind)
@@ -34,9 +34,11 @@ class Stack(Weight):
         format: str,
         compute: torch.dtype,
         late: bool,
+        native: bool = False,
+        planes_only: bool = False,
     ) -> None:
         """`late`: it is published at its first use after an update, and not by the update."""
-        super().__init__(model, numbers, name, full, torch.Size(full.shape[1:]), format, compute)
+        super().__init__(model, numbers, name, full, torch.Size(full.shape[1:]), format, compute, native, planes_only)
         self.experts = [Expert(self, index) for index in range(len(numbers))]
         self._late = late
 
@@ -46,6 +48,14 @@ class Stack(Weight):
 
     def _shard(self) -> Any:
         return self.model.runtime.stack_shard(self.numbers)
+
+    def _set_master(self, rows: torch.Tensor) -> None:
+        for number, own in zip(self.numbers, rows, strict=True):
+            self.model.runtime.set_master(number, own.data_ptr(), dtype_name(self.dtype))
+
+    def _read_rows(self, into: torch.Tensor) -> None:
+        for number, own in zip(self.numbers, into, strict=True):
+            self.model.runtime.read_rows(number, own.data_ptr(), dtype_name(self.dtype))
 
     def cut(self, full: torch.Tensor) -> torch.Tensor:
         return full[:, self.rows[0] : self.rows[1]]

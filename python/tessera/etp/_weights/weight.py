@@ -14,12 +14,14 @@ from torch.utils.hooks import RemovableHandle
 from ..._core import Layout, Mesh, RaggedShard, Replicate
 from ..._errors import InternalError, InvalidArgumentError
 from .._autograd.inline import Stand
-from .._optim.norms import plain, typed
+from .._optim.norms import Parallel, plain, typed
+from .._states.chunks import Cut
 from .main_grad import Lent, main_grad_of
 from .matrix import Matrix, Model
 from .post_hooks import PostHooks
-from .rows import spread_rows
+from .rows import gather_rows, spread_rows
 
+_OF_PARTS = ("tensor_model_parallel", "partition_dim", "partition_stride", "etp_parallel", "etp_cut")
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -30,6 +32,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def can_shard(dtype: torch.dtype) -> bool:
     return dtype in _DTYPES
+
+
+def keep_part(full: torch.Tensor, parameter: torch.Tensor) -> None:
+    """What tells how tensor parallelism has cut it goes along."""
+    for attribute in _OF_PARTS:
+        if hasattr(full, attribute):
+            setattr(parameter, attribute, getattr(full, attribute))
 
 
 class Together(Protocol):
@@ -47,12 +56,15 @@ class Weight(Matrix):
         shape: The logical one.
         matrix: [F, K]: the shape of what is cut along dim 0; of a stack, each expert's.
         lead: Dims in front of it: none, or (E,) of a stack.
-        local: This rank's rows, [rows, K] behind `lead`, as a plain tensor over the parameter's memory.
+        local: This rank's rows, [rows, K] behind `lead`, as a plain tensor over the parameter's memory; without a
+            master, NaN.
         group: The etp.Group.
         rows: (begin, end) of this rank; of a stack, of each expert.
         shard_rows: Of every rank, with padding.
         format: What travels; empty: the parameter's dtype.
         native: The shard is its quantised planes, and the parameter is the master that they are made from.
+        planes_only: It is native, and no master is kept: rows are in memory while they are being loaded.
+        has_rows: Whether they are now.
         compute: The dtype of the gathered weight.
     """
 
@@ -69,6 +81,7 @@ class Weight(Matrix):
         format: str,
         compute: torch.dtype,
         native: bool = False,
+        planes_only: bool = False,
     ) -> None:
         runtime, number = model.runtime, numbers[0]
         super().__init__(model, number, name, torch.Size(full.shape), full.dtype)
@@ -77,6 +90,8 @@ class Weight(Matrix):
         self.format = format
         self.compute = compute
         self.native = native
+        self.planes_only = planes_only
+        self.has_rows = True
         self.group = model.group
         self.rows = runtime.rows(number)
         self.shard_rows = runtime.shard_rows(number)
@@ -89,6 +104,7 @@ class Weight(Matrix):
             rows.copy_(self.cut(full))
         self.parameter: torch.nn.Parameter = self.parameter_classes[0](rows, self, full.requires_grad)
         self.parameter._backward_hooks = full._backward_hooks
+        keep_part(full, self.parameter)
         full.sharded_as = name  # type: ignore[attr-defined]  # for optimisers that hold it still
         if model.inline:
             self._follow_autograd()
@@ -108,7 +124,7 @@ class Weight(Matrix):
         if rows.numel() != math.prod(shape) or (capsule is None and rows.numel() > 0 and not self.native):
             raise InternalError(f"{self.name}: {rows.numel()} elements, not {shape}")
         if self.native:
-            self.model.runtime.set_master(self.number, rows.data_ptr(), dtype_name(self.dtype))
+            self._set_master(rows)
         return rows.view(shape)
 
     @property
@@ -117,6 +133,18 @@ class Weight(Matrix):
 
     def _shard(self) -> Any:
         return self.model.runtime.shard(self.number)
+
+    @property
+    def parallel(self) -> Parallel | None:
+        """Tensor parallelism that has cut it before."""
+        return getattr(self.parameter, "etp_parallel", None)
+
+    @property
+    def tp_cut(self) -> Cut | None:
+        return getattr(self.parameter, "etp_cut", None)
+
+    def _set_master(self, rows: torch.Tensor) -> None:
+        self.model.runtime.set_master(self.number, rows.data_ptr(), dtype_name(self.dtype))
 
     def cut(self, full: torch.Tensor) -> torch.Tensor:
         """This rank's rows of a tensor of the logical shape, as a view where that can be."""
@@ -248,9 +276,60 @@ class Weight(Matrix):
             self._point_at(None)
         return rows.to(self.dtype)
 
+    def part_from(self, rows: torch.Tensor) -> torch.Tensor:
+        """All ranks' rows, in the logical shape; the tp_group's part. Collective."""
+        return gather_rows(self.group.core, self, rows).view(self.shape)
+
     def spread(self, rows: torch.Tensor) -> torch.Tensor:
         """All ranks' rows, in the logical shape, added over replicas. Collective."""
         return spread_rows(self.model.core, self.model.replicas, self, rows).view(self.shape)
+
+    # --- without a master
+
+    def values(self) -> torch.Tensor:
+        """This rank's rows: its memory or, where they are not in memory, a copy of what uses of the weight see."""
+        if self.has_rows:
+            return self.local
+        rows = torch.empty(self.local.shape, dtype=self.dtype)
+        self._read_rows(rows)
+        return rows
+
+    def _read_rows(self, into: torch.Tensor) -> None:
+        self.model.runtime.read_rows(self.number, into.data_ptr(), dtype_name(self.dtype))
+
+    def make_rows(self, publishes: bool = True) -> None:
+        """Within an update, on all ranks: they are in memory until its end, which publishes them."""
+        if not self.has_rows:
+            rows = self.values()
+            if publishes:
+                self._set_master(rows)
+            self._put_rows(rows, True)
+
+    def drop_rows(self) -> None:
+        """Once they are published."""
+        if self.planes_only and self.has_rows:
+            self._put_rows(torch.full((1,), torch.nan, dtype=self.dtype).expand(self.local.shape), False)
+
+    def _put_rows(self, rows: torch.Tensor, kept: bool) -> None:
+        self.local, self.address, self.has_rows = rows, rows.data_ptr(), kept
+        self.show_rows(self.model.updating)
+        with DisableTorchFunctionSubclass():
+            self.parameter.data = rows
+
+    def require_rows(self) -> None:
+        if not self.has_rows:
+            raise InvalidArgumentError(
+                f"{self.name} is kept as {self.format} only, and no rows of it are in memory: etp.logical(p) and "
+                "state_dict() give the values that uses of it see, load_state_dict() new ones; masters='all' keeps the "
+                "rows"
+            )
+
+    def require_trainable(self) -> None:
+        if self.planes_only:
+            raise InvalidArgumentError(
+                f"{self.name} is kept as {self.format} only, without a master that could be trained: shard it with "
+                "masters='all', or before it is frozen"
+            )
 
     # --- gradients
 
@@ -349,13 +428,14 @@ class Weight(Matrix):
         """Called with torch functions of subclasses disabled."""
         frozen = not self.parameter.requires_grad
         if frozen != self.frozen:
+            self.require_trainable()
             for number in self.numbers:
                 self.model.runtime.set_frozen(number, frozen)
             self.frozen = frozen
 
     def show_rows(self, updating: bool) -> None:
         """Within an update the parameter is its rows."""
-        self.parameter.__class__ = self.parameter_classes[updating]
+        self.parameter.__class__ = self.parameter_classes[updating and self.has_rows]
         if self.together is not None:
             self.together.clear()
 

@@ -15,6 +15,7 @@ from .._autograd.modules import Constructed, apply_linear
 from .._config import is_inline
 from .._group import Group
 from .._making import add_weight, digest_of, is_plain, require_same_digests
+from .._states.logical import watch_parts, watch_ties
 from .._views import update
 from .._weights.main_grad import main_grad_of
 from .._weights.matrix import Model
@@ -138,6 +139,9 @@ class Layer(Constructed):
         self._declared: dict[str, Declared] = {}
         self._experts: list[str] = []  # parameters that are used as a list
         self._are_listed = False  # they are gathered as one
+        if tensor_parallel.size > 1:
+            watch_parts(self)
+            watch_ties()
         if name is None:
             number = 0 if etp_group is None else etp_group.layers_made
             name = f"{kind}{number}"
@@ -258,7 +262,8 @@ class Layer(Constructed):
                 f"{self.name}.{name} has no values after its init_method, which has to fill the tensor that it is given"
             )
         old = self._parameters[name]
-        part = self._tp.part_of(full, declared.cut, declared.halves)
+        cut = self._tp.cut_of(declared.shape, declared.cut, declared.halves)
+        part = full if cut is None else cut.part_of(full)
         with DisableTorchFunctionSubclass():
             return torch.nn.Parameter(part, requires_grad=old is None or old.requires_grad)
 
@@ -289,7 +294,7 @@ class Layer(Constructed):
         elif declared.sharded and self.fuse_wgrad_accumulation:
             _add_to_main_grad(full, f"{self.name}.{name}")
         if self._tp.group is not None:
-            self._tp.mark(made, declared.cut)
+            self._tp.mark(made, declared.cut, self._tp.cut_of(declared.shape, declared.cut, declared.halves))
         old.etp_made = made  # type: ignore[union-attr]
         return made
 

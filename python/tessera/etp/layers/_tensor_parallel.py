@@ -13,6 +13,9 @@ import torch.distributed
 from ..._arguments import flag
 from ..._errors import InvalidArgumentError, MismatchError
 from .._group import Group
+from .._optim.norms import ShardedGradient, of_part
+from .._states.chunks import Cut
+from .._weights.parameter import ShardedParameter
 
 _Step = Callable[[torch.Tensor, Any], torch.Tensor]
 
@@ -96,11 +99,12 @@ class TensorParallel:
 
     # --- parameters
 
-    def range_of(self, total: int) -> tuple[int, int]:
-        """This rank's; the first ranks have one more where it does not divide."""
+    def range_of(self, total: int, rank: int | None = None) -> tuple[int, int]:
+        """This rank's, or another's; the first ranks have one more where it does not divide."""
+        rank = self.rank if rank is None else rank
         each, more = divmod(total, self.size)
-        begin = self.rank * each + min(self.rank, more)
-        return begin, begin + each + (self.rank < more)
+        begin = rank * each + min(rank, more)
+        return begin, begin + each + (rank < more)
 
     def shape_of(self, shape: tuple[int, ...], cut: int | None, halves: int, name: str) -> tuple[int, ...]:
         """Of this rank's part."""
@@ -116,11 +120,24 @@ class TensorParallel:
         begin, end = self.range_of(total)
         return (*shape[:cut], end - begin, *shape[cut + 1 :])
 
-    def part_of(self, full: torch.Tensor, cut: int | None, halves: int) -> torch.Tensor:
+    def cut_of(self, shape: tuple[int, ...], cut: int | None, halves: int) -> Cut | None:
+        """This rank's part of a whole; None if every rank has all of it."""
         if cut is None or self.size == 1:
-            return full
-        begin, end = self.range_of(full.shape[cut] // halves)
-        return torch.cat([each.narrow(cut, begin, end - begin) for each in full.chunk(halves, cut)], cut)
+            return None
+        return Cut(cut, halves, shape[cut], *self.range_of(shape[cut] // halves))
+
+    def gather_parts(self, part: torch.Tensor, dim: int, halves: int, total: int) -> torch.Tensor:
+        """The whole, of every rank's part. Collective over the tp_group."""
+        sizes = [self.range_of(total // halves, rank) for rank in range(self.size)]
+        most = max(end - begin for begin, end in sizes)
+        blocks = []
+        for block in part.chunk(halves, dim):
+            own = block.new_zeros((*block.shape[:dim], most, *block.shape[dim + 1 :]))
+            own.narrow(dim, 0, block.shape[dim]).copy_(block)
+            found = [torch.empty_like(own) for _ in sizes]
+            torch.distributed.all_gather(found, own, group=self.group)
+            blocks += [each.narrow(dim, 0, end - begin) for each, (begin, end) in zip(found, sizes, strict=True)]
+        return torch.cat(blocks, dim)
 
     def require_orthogonal(self, group: Group, name: str) -> None:
         """Throws unless all ranks of an ETP group have the same part. Collective over it."""
@@ -132,13 +149,22 @@ class TensorParallel:
                     "to be orthogonal to the ETP group, as the axes of a DeviceMesh are"
                 )
 
-    def mark(self, parameter: torch.Tensor, cut: int | None) -> None:
-        """By Megatron's attributes; and for etp.clip_grad_norm_()."""
-        parameter.tensor_model_parallel = cut is not None and self.size > 1  # type: ignore[attr-defined]
-        parameter.partition_dim = -1 if cut is None else cut  # type: ignore[attr-defined]
+    def mark(self, parameter: torch.Tensor, dim: int | None, cut: Cut | None) -> None:
+        """By Megatron's attributes; and for norms, GradScaler and states. `dim`: that a parallel_mode cuts."""
+        parameter.tensor_model_parallel = cut is not None  # type: ignore[attr-defined]
+        parameter.partition_dim = -1 if dim is None else dim  # type: ignore[attr-defined]
         parameter.partition_stride = 1  # type: ignore[attr-defined]
-        if cut is not None and self.size > 1:
+        if cut is not None:
             parameter.etp_parallel = self  # type: ignore[attr-defined]
+            parameter.etp_cut = cut  # type: ignore[attr-defined]
+            if not isinstance(parameter, ShardedParameter):
+                parameter.register_post_accumulate_grad_hook(self._give_type)  # type: ignore[no-untyped-call]
+
+    def _give_type(self, parameter: torch.Tensor) -> None:
+        """To what autograd has accumulated."""
+        gradient = parameter.grad
+        if gradient is not None and type(gradient) is not ShardedGradient:
+            parameter.grad = of_part(gradient, self)
 
     def of_all_ranks(self, value: float) -> list[float]:
         """Collective over the tp_group."""
