@@ -32,12 +32,22 @@ BufferKey buffer_key(const Parameter& p, Plane used) {
   return key;
 }
 
-Stamp stamp_of(const Parameter& p, Plane used) {
+namespace {
+
+Stamp unpublished(const Parameter& p, Plane used) {
   return {.weight = p.weight.id,
-          .version = version_of(p),
+          .version = 0,
           .plane = used,
           .dtype = p.weight.compute,
           .stack = p.first_expert != nullptr};
+}
+
+}  // namespace
+
+Stamp stamp_of(const Parameter& p, Plane used) {
+  Stamp stamp = unpublished(p, used);
+  stamp.version = version_of(p);
+  return stamp;
 }
 
 GatherMemory::GatherMemory(std::shared_ptr<const void> keeper, device::Device& device,
@@ -115,24 +125,30 @@ bool GatherMemory::fits_capture(std::span<Parameter* const> weights, Plane used)
   return cache_.fits_capture(keys);
 }
 
-std::vector<BufferTicket>& GatherMemory::idle_tickets(WeightId weight, bool stack, Plane used) {
-  auto& idle = idle_tickets_.at(stack ? 1 : 0);
-  if (idle.size() <= weight) idle.resize(weight + 1);
-  return idle[weight].at(static_cast<size_t>(used));
+uint32_t& GatherMemory::first_idle(WeightId weight, bool stack, Plane used) {
+  auto& first = first_idle_.at(stack ? 1 : 0);
+  if (first.size() <= weight) first.resize(weight + 1, {kNone, kNone});
+  return first[weight].at(static_cast<size_t>(used));
 }
 
-std::vector<uint32_t>& GatherMemory::idle_slots() {
-  if (idle_slots_.empty()) {
-    idle_slots_.push_back(static_cast<uint32_t>(slots_.size()));
-    slots_.emplace_back();
-  }
-  return idle_slots_;
+uint32_t GatherMemory::idle_slot(const Parameter& p, Plane used) {
+  if (const uint32_t first = first_idle(p.weight.id, p.first_expert != nullptr, used); first != kNone) return first;
+  const auto index = static_cast<uint32_t>(slots_.size());
+  slots_.push_back(
+      {.ticket = cache_.reserve(buffer_key(p, used), p.name()), .stamp = unpublished(p, used), .weight = p.name()});
+  become_idle(index);
+  return index;
 }
 
-std::vector<BufferTicket>& GatherMemory::idle_tickets(const Parameter& p, Plane used) {
-  std::vector<BufferTicket>& idle = idle_tickets(p.weight.id, p.first_expert != nullptr, used);
-  if (idle.empty()) idle.push_back(cache_.reserve(buffer_key(p, used), p.name()));
-  return idle;
+void GatherMemory::leave_idle(uint32_t index) {
+  const Slot& slot = slots_[index];
+  first_idle(slot.stamp.weight, slot.stamp.stack, slot.stamp.plane) = slot.next_idle;
+}
+
+void GatherMemory::become_idle(uint32_t index) {
+  Slot& slot = slots_[index];
+  slot.reserved = slot.forgotten = false;
+  slot.next_idle = std::exchange(first_idle(slot.stamp.weight, slot.stamp.stack, slot.stamp.plane), index);
 }
 
 void GatherMemory::take(std::span<Parameter* const> weights, Plane used, StateStep step,
@@ -145,12 +161,9 @@ void GatherMemory::take(std::span<Parameter* const> weights, Plane used, StateSt
       taken.push_back(lend(reserved[i], p, used, step));
       continue;
     }
-    std::vector<BufferTicket>& tickets = idle_tickets(p, used);
-    std::vector<uint32_t>& slots = idle_slots();
-    slots_[slots.back()] = {.ticket = tickets.back()};
-    taken.push_back(lend(slots.back(), p, used, step));
-    tickets.pop_back();
-    slots.pop_back();
+    const uint32_t index = idle_slot(p, used);
+    taken.push_back(lend(index, p, used, step));
+    leave_idle(index);
   }
 }
 
@@ -215,9 +228,7 @@ void GatherMemory::check_stamp(const Slot& slot, const Stamp& wanted) const {
 void GatherMemory::give(uint32_t index, LastReader last) {
   Slot& slot = slots_[index];
   cache_.release(slot.ticket, std::move(last));
-  if (slot.reserved) return;
-  idle_tickets(slot.stamp.weight, slot.stamp.stack, slot.stamp.plane).push_back(slot.ticket);
-  idle_slots_.push_back(index);
+  if (!slot.reserved) become_idle(index);
 }
 
 void GatherMemory::note_read(const char* name, const Slot& slot) {
@@ -234,8 +245,8 @@ void GatherMemory::release(uint32_t index) noexcept {
       const MutexLock lock(mutex_);
       Slot& slot = slots_[index];
       if (slot.forgotten) {
-        idle_slots_.push_back(index);
-        slot = {};
+        slot.state.reset();
+        become_idle(index);
       } else if (slot.reserved && captured_release_) {
         slot.state.apply(StateStep::kRelease, slot.weight, "release");
         released = captured_release_;
@@ -289,23 +300,15 @@ void GatherMemory::end_capture() {
 GatherMemory::Reserved GatherMemory::reserve(const Parameter& p, Plane used) {
   const MutexLock lock(mutex_);
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  std::vector<BufferTicket>& tickets = idle_tickets(p, used);
-  const BufferTicket ticket = tickets.back();
-  const LentBuffer lent = cache_.capture(ticket);
-  const uint32_t index = idle_slots().back();
-  idle_slots_.pop_back();
-  tickets.pop_back();
-  slots_[index] = {.ticket = ticket,
-                   .data = lent.memory,
-                   .bytes = lent.bytes,
-                   .stamp = {.weight = p.weight.id,
-                             .version = 0,
-                             .plane = used,
-                             .dtype = p.weight.compute,
-                             .stack = p.first_expert != nullptr},
-                   .weight = p.name(),
-                   .reserved = true};
-  slots_[index].state.apply(StateStep::kRunNow, p.name(), "acquire");
+  const uint32_t index = idle_slot(p, used);
+  Slot& slot = slots_[index];
+  const LentBuffer lent = cache_.capture(slot.ticket);
+  leave_idle(index);
+  slot.data = lent.memory;
+  slot.bytes = lent.bytes;
+  slot.stamp = unpublished(p, used);
+  slot.reserved = true;
+  slot.state.apply(StateStep::kRunNow, p.name(), "acquire");
   return {.slot = index, .data = lent.memory};
 }
 
@@ -331,9 +334,8 @@ void GatherMemory::forget(uint32_t index) {
   Slot& slot = slots_[index];
   cache_.uncapture(slot.ticket);
   if (cache_.holds(slot.ticket)) cache_.put_back(slot.ticket);
-  idle_tickets(slot.stamp.weight, slot.stamp.stack, slot.stamp.plane).push_back(slot.ticket);
   slot.forgotten = slot.state.state() != WeightState::kNone;
-  if (!slot.forgotten) idle_slots_.push_back(index);
+  if (!slot.forgotten) become_idle(index);
 }
 
 void GatherMemory::reallocate(BufferMemory pool) {

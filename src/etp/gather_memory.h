@@ -116,6 +116,7 @@ class GatherMemory {
   int64_t kept_bytes() const;  // of buffers in use, and of those that captures have
 
  private:
+  static constexpr uint32_t kNone = UINT32_MAX;
   struct Slot {
     BufferTicket ticket{};
     std::byte* data = nullptr;
@@ -125,6 +126,7 @@ class GatherMemory {
     StateMachine state{Movement::kGather};
     bool reserved = false;
     bool forgotten = false;  // but the program has it
+    uint32_t next_idle = kNone;
   };
   // A buffer that the cache has freed, and what may still read it.
   struct Freed {
@@ -137,12 +139,13 @@ class GatherMemory {
   void let_go_quietly() noexcept;
   Taken lend(uint32_t slot, const Parameter& parameter, Plane used, StateStep step) REQUIRES(mutex_);
   void check_stamp(const Slot& slot, const Stamp& wanted) const REQUIRES(mutex_);
-  // Never empty; who takes the last one pops it.
-  std::vector<uint32_t>& idle_slots() REQUIRES(mutex_);
-  // Of each weight or stack, by plane, the tickets that hold nothing: a steady state reserves none.
-  std::vector<BufferTicket>& idle_tickets(WeightId weight, bool stack, Plane used) REQUIRES(mutex_);
-  // Likewise, with one at least.
-  std::vector<BufferTicket>& idle_tickets(const Parameter& parameter, Plane used) REQUIRES(mutex_);
+  // The first idle slot of each weight's or stack's planes: each keeps its ticket, so that a steady state reserves
+  // none.
+  uint32_t& first_idle(WeightId weight, bool stack, Plane used) REQUIRES(mutex_);
+  // Makes one if there is none. It stays idle until leave_idle().
+  uint32_t idle_slot(const Parameter& parameter, Plane used) REQUIRES(mutex_);
+  void leave_idle(uint32_t slot) REQUIRES(mutex_);
+  void become_idle(uint32_t slot) REQUIRES(mutex_);
   void give(uint32_t slot, LastReader last) REQUIRES(mutex_);
   void give_back(uint32_t slot) REQUIRES(mutex_);  // what was acquired
   void note_read(const char* name, const Slot& slot) REQUIRES(mutex_);
@@ -156,11 +159,10 @@ class GatherMemory {
   std::vector<Freed> freed_ GUARDED_BY(mutex_);
   BufferCache cache_ GUARDED_BY(mutex_);
   std::vector<Slot> slots_ GUARDED_BY(mutex_);
-  std::vector<uint32_t> idle_slots_ GUARDED_BY(mutex_);
-  std::function<void(uint32_t slot)> captured_release_ GUARDED_BY(mutex_);  // empty: no capture
+  std::array<std::vector<std::array<uint32_t, 2>>, 2> first_idle_ GUARDED_BY(mutex_);  // of weights, and of stacks
+  std::function<void(uint32_t slot)> captured_release_ GUARDED_BY(mutex_);             // empty: no capture
   device::Event before_capture_ GUARDED_BY(mutex_);
   std::exception_ptr failure_ GUARDED_BY(mutex_);  // of a release()
-  std::array<std::vector<std::array<std::vector<BufferTicket>, 2>>, 2> idle_tickets_ GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera::etp
