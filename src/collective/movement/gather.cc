@@ -24,59 +24,73 @@ bool has_rows(const GatherPart& part, int owner) {
   return part.from->owners[static_cast<size_t>(owner)].count > 0 && part.from->columns > 0;
 }
 
-// Some owners have published exactly the versions wanted of the parts that they have rows of.
+// Some owners have published exactly the versions wanted of the parts that they have rows of. `noted`: a recorder will
+// ask for its words.
 class PublishedCondition final : public WordsCondition {
  public:
-  PublishedCondition(std::shared_ptr<const Group> of, std::vector<int> owners, GatherParts parts)
+  PublishedCondition(std::shared_ptr<const Group> of, std::span<const int> owners, GatherParts parts, bool noted)
       : WordsCondition(std::move(of)),
-        owners_(std::move(owners)),
         parts_(std::move(parts)),
-        met_text_(fmt::format("rank{} {} to publish {}", owners_.size() == 1 ? "" : "s", fmt::join(owners_, ", "),
-                              parts_->front().weight)) {}
+        met_text_(fmt::format("rank{} {} to publish {}", owners.size() == 1 ? "" : "s", fmt::join(owners, ", "),
+                              parts_->front().weight)) {
+    for (const int owner : owners)
+      for (const GatherPart& part : *parts_)
+        if (has_rows(part, owner)) wanted_.push_back({owner, &part});
+    if (noted) edges_ = edges();
+  }
 
   bool reached() const override {
-    return std::ranges::all_of(owners_, [this](int owner) { return has_all(owner); });
+    return std::ranges::all_of(wanted_, [this](const Wanted& wanted) { return is_published(wanted); });
   }
   std::string to_string() const override {
-    for (const int owner : owners_)
-      for (const GatherPart& part : *parts_)
-        if (has_rows(part, owner) && group().get(owner, Word::kPublished, part.slot) < version_of(part))
-          return fmt::format("rank {} to publish version {} of {}", owner, version_of(part), part.weight);
+    for (const auto& [owner, part] : wanted_)
+      if (group().get(owner, Word::kPublished, part->slot) < version_of(*part))
+        return fmt::format("rank {} to publish version {} of {}", owner, version_of(*part), part->weight);
     return met_text_;
   }
   void note(device::WaitNotes& notes) const override {
-    for (const int owner : owners_)
-      for (const GatherPart& part : *parts_)
-        if (has_rows(part, owner))
-          notes.edges.push_back(group().edge(owner, Word::kPublished, part.slot, version_of(part)));
     notes.text = met_text_;
+    if (edges_.empty())
+      notes.edges = edges();
+    else
+      notes.edges = edges_;  // without an allocation
+    for (size_t i = 0; i < wanted_.size(); ++i) notes.edges[i].value = version_of(*wanted_[i].part);
   }
 
  private:
-  bool has_all(int owner) const {
-    for (const GatherPart& part : *parts_) {
-      if (!has_rows(part, owner)) continue;
-      const uint64_t published = group().get(owner, Word::kPublished, part.slot);
-      const uint64_t wanted = version_of(part);
-      if (published == wanted) continue;
-      if (published > wanted)
-        fail(ErrorCode::kMismatch,
-             "{} has published version {} of {}, and rank {} still reads version {}: it wrote a new one before all "
-             "ranks retired the old one"_message,
-             group().describe(owner), published, part.weight, group().rank(), wanted);
-      return false;
-    }
-    return true;
+  struct Wanted {
+    int owner;
+    const GatherPart* part;
+  };
+
+  bool is_published(const Wanted& wanted) const {
+    const GatherPart& part = *wanted.part;
+    const uint64_t published = group().get(wanted.owner, Word::kPublished, part.slot);
+    const uint64_t version = version_of(part);
+    if (published > version)
+      fail(ErrorCode::kMismatch,
+           "{} has published version {} of {}, and rank {} still reads version {}: it wrote a new one before all "
+           "ranks retired the old one"_message,
+           group().describe(wanted.owner), published, part.weight, group().rank(), version);
+    return published == version;
+  }
+  std::vector<device::WordEdge> edges() const {
+    std::vector<device::WordEdge> edges;
+    for (const auto& [owner, part] : wanted_)
+      edges.push_back(group().edge(owner, Word::kPublished, part->slot, version_of(*part)));
+    return edges;
   }
   std::vector<int> awaited() const override {
-    std::vector<int> late = owners_;
-    std::erase_if(late, [this](int owner) { return has_all(owner); });
+    std::vector<int> late;
+    for (const Wanted& wanted : wanted_)
+      if ((late.empty() || late.back() != wanted.owner) && !is_published(wanted)) late.push_back(wanted.owner);
     return late;
   }
 
-  const std::vector<int> owners_;
   const GatherParts parts_;
-  const std::string met_text_;  // made once: a recorder asks for it at each gather
+  const std::string met_text_;             // both made once, and asked for at each gather
+  std::vector<device::WordEdge> edges_{};  // of wanted_; empty: nobody was to ask
+  std::vector<Wanted> wanted_{};           // by owner
 };
 
 void note_reads(const GatherPart& part, const PublishedRows& rows, std::vector<device::Access>& accesses) {
@@ -132,11 +146,14 @@ std::shared_ptr<const device::Operation> operation_of(Group& group, std::vector<
       operation->bytes += bytes_of(part.to.dtype, rows.count * part.to.columns);
       if (!noted) continue;
       note_reads(part, rows, operation->accesses);
-      note_writes(part, rows, operation->accesses);
+      if (owners.size() == 1) note_writes(part, rows, operation->accesses);
     }
+  if (noted && owners.size() > 1)  // that is all of them
+    for (const GatherPart& part : *parts)
+      note_writes(part, {.begin = 0, .count = part.from->rows}, operation->accesses);
   operation->name = "gather";
   operation->subject = subject_of(*parts);
-  operation->after = {std::make_shared<PublishedCondition>(group.shared_from_this(), owners, parts)};
+  operation->after = {std::make_shared<PublishedCondition>(group.shared_from_this(), owners, parts, noted)};
   operation->body = [owners = std::move(owners), parts, past_caches] {
     for (const int owner : owners)
       for (const GatherPart& part : *parts)
