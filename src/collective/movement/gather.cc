@@ -29,14 +29,14 @@ bool has_rows(const GatherPart& part, int owner) {
 class PublishedCondition final : public WordsCondition {
  public:
   PublishedCondition(std::shared_ptr<const Group> of, std::span<const int> owners, GatherParts parts, bool noted)
-      : WordsCondition(std::move(of)),
-        parts_(std::move(parts)),
-        met_text_(fmt::format("rank{} {} to publish {}", owners.size() == 1 ? "" : "s", fmt::join(owners, ", "),
-                              parts_->front().weight)) {
+      : WordsCondition(std::move(of)), parts_(std::move(parts)) {
     for (const int owner : owners)
       for (const GatherPart& part : *parts_)
         if (has_rows(part, owner)) wanted_.push_back({owner, &part});
-    if (noted) edges_ = edges();
+    if (!noted) return;
+    edges_ = edges();
+    met_text_ = fmt::format("rank{} {} to publish {}", owners.size() == 1 ? "" : "s", fmt::join(owners, ", "),
+                            parts_->front().weight);
   }
 
   bool reached() const override {
@@ -46,14 +46,16 @@ class PublishedCondition final : public WordsCondition {
     for (const auto& [owner, part] : wanted_)
       if (group().get(owner, Word::kPublished, part->slot) < version_of(*part))
         return fmt::format("rank {} to publish version {} of {}", owner, version_of(*part), part->weight);
-    return met_text_;
+    return fmt::format("the owners to publish {}", parts_->front().weight);
   }
   void note(device::WaitNotes& notes) const override {
-    notes.text = met_text_;
-    if (edges_.empty())
+    if (edges_.empty()) {
+      notes.say(to_string());
       notes.edges = edges();
-    else
-      notes.edges = edges_;  // without an allocation
+      return;
+    }
+    notes.text = met_text_;
+    notes.edges = edges_;  // without an allocation
     for (size_t i = 0; i < wanted_.size(); ++i) notes.edges[i].value = version_of(*wanted_[i].part);
   }
 
@@ -88,8 +90,8 @@ class PublishedCondition final : public WordsCondition {
   }
 
   const GatherParts parts_;
-  const std::string met_text_;             // both made once, and asked for at each gather
-  std::vector<device::WordEdge> edges_{};  // of wanted_; empty: nobody was to ask
+  std::string met_text_{};                 // both made once if noted, and told at each gather
+  std::vector<device::WordEdge> edges_{};  // of wanted_
   std::vector<Wanted> wanted_{};           // by owner
 };
 

@@ -132,6 +132,8 @@ class RecordBlock {
     WordEdge* words() { return reinterpret_cast<WordEdge*>(accesses() + access_count); }
     const WordEdge* words() const { return reinterpret_cast<const WordEdge*>(accesses() + access_count); }
   };
+  static_assert(sizeof(Entry) == 64);
+
   explicit RecordBlock(size_t bytes = kBytes);
   RecordBlock(RecordBlock&&) noexcept = default;
   RecordBlock& operator=(RecordBlock&&) noexcept = default;
