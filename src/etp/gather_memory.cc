@@ -20,6 +20,14 @@ std::vector<BufferKey> keys_of(std::span<Parameter* const> weights, Plane used) 
   return keys;
 }
 
+Stamp unpublished(const Parameter& p, Plane used) {
+  return {.weight = p.weight.id,
+          .version = 0,
+          .plane = used,
+          .dtype = p.weight.compute,
+          .stack = p.first_expert != nullptr};
+}
+
 }  // namespace
 
 BufferKey buffer_key(const Parameter& p, Plane used) {
@@ -31,18 +39,6 @@ BufferKey buffer_key(const Parameter& p, Plane used) {
   key.chain = weight.chain;
   return key;
 }
-
-namespace {
-
-Stamp unpublished(const Parameter& p, Plane used) {
-  return {.weight = p.weight.id,
-          .version = 0,
-          .plane = used,
-          .dtype = p.weight.compute,
-          .stack = p.first_expert != nullptr};
-}
-
-}  // namespace
 
 Stamp stamp_of(const Parameter& p, Plane used) {
   Stamp stamp = unpublished(p, used);

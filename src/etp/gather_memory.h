@@ -139,10 +139,9 @@ class GatherMemory {
   void let_go_quietly() noexcept;
   Taken lend(uint32_t slot, const Parameter& parameter, Plane used, StateStep step) REQUIRES(mutex_);
   void check_stamp(const Slot& slot, const Stamp& wanted) const REQUIRES(mutex_);
-  // The first idle slot of each weight's or stack's planes: each keeps its ticket, so that a steady state reserves
-  // none.
+  // The first idle slot of a weight's or a stack's plane. Slots keep their tickets: a steady state reserves none.
   uint32_t& first_idle(WeightId weight, bool stack, Plane used) REQUIRES(mutex_);
-  // Makes one if there is none. It stays idle until leave_idle().
+  // The same; makes one if there is none. It stays idle until leave_idle(), which takes the first of a list.
   uint32_t idle_slot(const Parameter& parameter, Plane used) REQUIRES(mutex_);
   void leave_idle(uint32_t slot) REQUIRES(mutex_);
   void become_idle(uint32_t slot) REQUIRES(mutex_);

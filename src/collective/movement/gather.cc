@@ -150,9 +150,10 @@ std::shared_ptr<const device::Operation> operation_of(Group& group, std::vector<
       note_reads(part, rows, operation->accesses);
       if (owners.size() == 1) note_writes(part, rows, operation->accesses);
     }
-  if (noted && owners.size() > 1)  // that is all of them
+  if (noted && owners.size() > 1)  // all that have rows: one write of each matrix
     for (const GatherPart& part : *parts)
-      note_writes(part, {.begin = 0, .count = part.from->rows}, operation->accesses);
+      if (part.from->rows > 0 && part.from->columns > 0)
+        note_writes(part, {.begin = 0, .count = part.from->rows}, operation->accesses);
   operation->name = "gather";
   operation->subject = subject_of(*parts);
   operation->after = {std::make_shared<PublishedCondition>(group.shared_from_this(), owners, parts, noted)};

@@ -4,7 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <iterator>
 #include <list>
 #include <numeric>
 #include <random>
@@ -296,6 +299,26 @@ TEST(Gather, TogetherItWaitsForAllOwnersAndNamesTheFirstThatIsLate) {
     device::WaitNotes notes;
     published.note(notes);
     EXPECT_EQ(notes.edges.size(), 3U);
+  });
+}
+
+TEST(Gather, TogetherItDeclaresOneWriteOfEachMatrixThatHasRows) {
+  const Case test{.rows = 12, .columns = 8, .alignment = 4, .gap = 3};
+  const Case empty{.rows = 0, .columns = 8};
+  const Weight weight(test, 3, 1), nothing(empty, 3, 2);
+  run_ranks_well({.size = 3}, [&](Group& group) {
+    Gathered gathered(test), none(empty);
+    const std::array<GatherPart, 2> parts{
+        GatherPart{.slot = 0, .version = 1, .from = nothing.published(), .to = none.to(), .weight = "nothing"},
+        GatherPart{.slot = 1, .version = 1, .from = weight.published(), .to = gathered.to(), .weight = "w"}};
+    const auto operations = gather_operations(group, parts, true);
+    ASSERT_EQ(operations.size(), 1U);
+    std::vector<device::Access> writes;
+    std::ranges::copy_if(operations.front()->accesses, std::back_inserter(writes), &device::Access::write);
+    ASSERT_EQ(writes.size(), 1U);
+    EXPECT_EQ(writes[0].data, gathered.to().data);
+    EXPECT_EQ(writes[0].bytes, (11U * 11 + 8) * 4);
+    EXPECT_EQ(operations.front()->accesses.size(), 1U + 3);
   });
 }
 
