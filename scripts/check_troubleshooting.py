@@ -9,7 +9,7 @@ is a finding. What comes before another message and says nothing itself ("{}: {}
 
 Of the Python package it is the first that one of these is given: an exception, type(error)(), a function that says that
 it returns an exception, warnings.warn(), sys.exit(). A text of some length counts, too, in what a function returns that
-says that it returns a str. Where an expression chooses between texts, each is a message.
+says that it returns a str, or None for none. Where an expression chooses between texts, each is a message.
 
 Not looked at: broken invariants (fail_internal(), AssertionError), what the system says (fail_errno), what is printed and
 no error, and what stands in tests or in models. An entry is a text in backquotes in a table's first column; "..." in it
@@ -142,7 +142,7 @@ def messages_of_python():
             if worded:
                 break
     for path, function in functions:
-        if returned_type(function) != "str" or function.name.startswith("__"):
+        if returned_type(function) not in {"str", "str | None"} or function.name.startswith("__"):
             continue
         for node in ast.walk(function):
             for text in texts(node.value) if isinstance(node, ast.Return) else []:

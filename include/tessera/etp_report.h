@@ -89,6 +89,7 @@ struct RuntimeForecast {
   int64_t replicated = 0;
   int64_t masters = 0;  // of native weights: the caller's memory, and no part of the total
   int64_t total() const { return parameters + publication + gradients + gathered + produced + replicated; }
+  friend bool operator==(const RuntimeForecast&, const RuntimeForecast&) = default;
 };
 
 }  // namespace tessera::etp

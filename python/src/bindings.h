@@ -32,7 +32,8 @@ void bind_checkpoint(nb::module_& module);
 void bind_environment(nb::module_& module);
 void bind_etp_group(nb::module_& module);
 void bind_etp_norms(nb::module_& module);  // after the group
-void bind_etp_runtime(nb::module_& module);
+void bind_etp_report(nb::module_& module);
+void bind_etp_runtime(nb::module_& module);  // after reports
 
 // An instance of the Python class for its code, not raised. REQUIRES: !status.ok()
 nb::object error_object(const Status& status);

@@ -43,16 +43,6 @@ std::vector<AddedTuple> tuples_of(const std::vector<etp::Added>& added) {
   return tuples;
 }
 
-std::optional<DType> dtype_named(const std::optional<std::string>& name) {
-  return name ? std::optional(parse_dtype(*name)) : std::nullopt;
-}
-
-etp::PrefetchMode prefetch_from(const std::string& name) {
-  if (name == "auto") return etp::PrefetchMode::kAuto;
-  constexpr Choice<etp::PrefetchMode> kModes[] = {{"on", etp::PrefetchMode::kOn}, {"off", etp::PrefetchMode::kOff}};
-  return chosen("prefetch", name, kModes);
-}
-
 Runtime* make_runtime(const etp::ShardGroup& group, const std::string& reduction, const std::string& prefetch,
                       int distance, int expert_distance, std::optional<int64_t> cap_bytes, const std::string& publish,
                       const std::string& nonfinite, int replicas, std::optional<bool> check, bool coalesce_amax,
@@ -76,23 +66,6 @@ Runtime* make_runtime(const etp::ShardGroup& group, const std::string& reduction
                               .moe_shared_expert_overlap = moe_shared_expert_overlap};
   const nb::gil_scoped_release released;
   return new Runtime(group, std::move(options));
-}
-
-etp::WeightSpec spec_of(const std::string& name, int64_t rows, int64_t columns, const std::string& dtype,
-                        const std::string& format, const std::optional<std::string>& compute,
-                        const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen, bool native,
-                        bool planes_only) {
-  return {.name = name,
-          .rows = rows,
-          .columns = columns,
-          .dtype = parse_dtype(dtype),
-          .format = format,
-          .compute = dtype_named(compute),
-          .accumulated = dtype_named(accumulated),
-          .pad_for_alignment = pad_for_alignment,
-          .frozen = frozen,
-          .native = native,
-          .planes_only = planes_only};
 }
 
 WeightId add(Runtime& runtime, const std::string& name, int64_t rows, int64_t columns, const std::string& dtype,
@@ -339,18 +312,6 @@ void bind_status(nb::module_& module) {
       .def_ro("expert", &Status::expert);
 }
 
-std::string report_text(const etp::RuntimeReport& self) {
-  return fmt::format(
-      "EtpReport(rank={}, size={}, weights={}, shard_bytes={}, publication_bytes={}, master_bytes={}, "
-      "gradient_bytes={}, gathered_bytes={}, gathered_peak_bytes={}, produced_bytes={}, produced_peak_bytes={}, "
-      "replicated_bytes={}, consumptions={}, prefetched={}, on_demand={}, bytes_gathered={}, rounds={}, updates={}, "
-      "exposed_seconds={:.3g})",
-      self.rank, self.size, self.weights.size(), self.shard_bytes, self.publication_bytes, self.master_bytes,
-      self.gradient_bytes, self.gathered_bytes, self.gathered_peak_bytes, self.produced_bytes, self.produced_peak_bytes,
-      self.replicated_bytes, self.consumptions, self.prefetched, self.on_demand, self.bytes_gathered, self.rounds,
-      self.updates, self.exposed_seconds);
-}
-
 void bind_streams(nb::module_& module) {
   using Stream = etp::StreamInfo;
   nb::class_<Stream>(module, "EtpStream", "On which weights and gradients move beside the computation.")
@@ -358,84 +319,6 @@ void bind_streams(nb::module_& module) {
       .def_ro("chain", &Stream::chain)
       .def_ro("gathers", &Stream::gathers)
       .def_ro("idle", &Stream::idle);
-}
-
-void bind_weight_report(nb::module_& module) {
-  using Report = etp::RuntimeReport;
-  nb::class_<Report::Weight>(module, "EtpWeightReport")
-      .def_ro("name", &Report::Weight::name)
-      .def_prop_ro("rows", [](const Report::Weight& self) { return std::pair(self.rows.begin, self.rows.end); })
-      .def_ro("version", &Report::Weight::version)
-      .def_ro("chain", &Report::Weight::chain)
-      .def_ro("format", &Report::Weight::format)
-      .def_ro("frozen", &Report::Weight::frozen)
-      .def_ro("shard_bytes", &Report::Weight::shard_bytes)
-      .def_ro("publication_bytes", &Report::Weight::publication_bytes)
-      .def_ro("master_bytes", &Report::Weight::master_bytes)
-      .def_ro("gradient_bytes", &Report::Weight::gradient_bytes)
-      .def_ro("gathered_bytes", &Report::Weight::gathered_bytes);
-  nb::class_<Report::Key>(module, "EtpKeyReport")
-      .def_ro("key", &Report::Key::key)
-      .def_ro("bytes", &Report::Key::bytes)
-      .def_ro("peak_bytes", &Report::Key::peak_bytes);
-}
-
-void bind_report(nb::module_& module) {
-  using Report = etp::RuntimeReport;
-  nb::class_<Report>(module, "EtpReport",
-                     "What a model holds on this rank now, in bytes, and what happened since it was sharded.")
-      .def_ro("rank", &Report::rank)
-      .def_ro("size", &Report::size)
-      .def_ro("weights", &Report::weights)
-      .def_ro("keys", &Report::keys)
-      .def_ro("shard_bytes", &Report::shard_bytes)
-      .def_ro("publication_bytes", &Report::publication_bytes)
-      .def_ro("master_bytes", &Report::master_bytes)
-      .def_ro("gradient_bytes", &Report::gradient_bytes)
-      .def_ro("gathered_bytes", &Report::gathered_bytes)
-      .def_ro("gathered_peak_bytes", &Report::gathered_peak_bytes)
-      .def_ro("produced_bytes", &Report::produced_bytes)
-      .def_ro("produced_peak_bytes", &Report::produced_peak_bytes)
-      .def_ro("replicated_bytes", &Report::replicated_bytes)
-      .def_ro("consumptions", &Report::consumptions)
-      .def_ro("prefetched", &Report::prefetched)
-      .def_ro("on_demand", &Report::on_demand)
-      .def_ro("in_place", &Report::in_place)
-      .def_ro("mispredicted", &Report::mispredicted)
-      .def_ro("refused", &Report::refused)
-      .def_ro("over_cap", &Report::over_cap)
-      .def_ro("bytes_gathered", &Report::bytes_gathered)
-      .def_ro("rounds", &Report::rounds)
-      .def_ro("folds", &Report::folds)
-      .def_ro("left_out", &Report::left_out)
-      .def_ro("pool_grown", &Report::pool_grown)
-      .def_ro("room_waits", &Report::room_waits)
-      .def_ro("publications", &Report::publications)
-      .def_ro("max_exchanges", &Report::max_exchanges)
-      .def_ro("drains", &Report::drains)
-      .def_ro("updates", &Report::updates)
-      .def_ro("exposed_seconds", &Report::exposed_seconds)
-      .def("__repr__", report_text);
-}
-
-void bind_forecast(nb::module_& module) {
-  using Forecast = etp::RuntimeForecast;
-  nb::class_<Forecast>(module, "EtpForecast", "Bytes that a rank will hold at its peak, before the first step.")
-      .def_ro("parameters", &Forecast::parameters)
-      .def_ro("publication", &Forecast::publication)
-      .def_ro("gradients", &Forecast::gradients)
-      .def_ro("gathered", &Forecast::gathered)
-      .def_ro("produced", &Forecast::produced)
-      .def_ro("replicated", &Forecast::replicated)
-      .def_ro("masters", &Forecast::masters)
-      .def_prop_ro("total", &Forecast::total)
-      .def("__repr__", [](const Forecast& self) {
-        return fmt::format(
-            "EtpForecast(parameters={}, publication={}, gradients={}, gathered={}, produced={}, replicated={}, "
-            "masters={}, total={})",
-            self.parameters, self.publication, self.gradients, self.gathered, self.produced, self.replicated,
-            self.masters, self.total());
-      });
 }
 
 }  // namespace
@@ -450,9 +333,6 @@ void bind_etp_runtime(nb::module_& module) {
       nb::arg("names"), "Throws for a name that no part of a model that can be captured has.");
   bind_status(module);
   bind_streams(module);
-  bind_weight_report(module);
-  bind_report(module);
-  bind_forecast(module);
   nb::class_<Runtime> bound(module, "EtpRuntime", "The weights of one model; tessera.etp is built on it.");
   bound.def(nb::new_(&make_runtime), nb::arg("group"), nb::arg("reduction") = "mean", nb::arg("prefetch") = "auto",
             nb::arg("distance") = 1, nb::arg("expert_distance") = 2, nb::arg("cap_bytes") = nb::none(),

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/fail.h"
+#include "choice.h"
 #include "dlpack_exchange.h"
 
 namespace tessera::python {
@@ -73,6 +74,32 @@ nb::object dlpack_capsule(const void* data, int64_t rows, int64_t columns, DType
   if (capsule == nullptr) throw nb::python_error();
   std::ignore = lent.release();
   return nb::steal(capsule);
+}
+
+etp::PrefetchMode prefetch_from(const std::string& name) {
+  if (name == "auto") return etp::PrefetchMode::kAuto;
+  constexpr Choice<etp::PrefetchMode> kModes[] = {{"on", etp::PrefetchMode::kOn}, {"off", etp::PrefetchMode::kOff}};
+  return chosen("prefetch", name, kModes);
+}
+
+etp::WeightSpec spec_of(const std::string& name, int64_t rows, int64_t columns, const std::string& dtype,
+                        const std::string& format, const std::optional<std::string>& compute,
+                        const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen, bool native,
+                        bool planes_only) {
+  const auto named = [](const std::optional<std::string>& each) {
+    return each ? std::optional(parse_dtype(*each)) : std::nullopt;
+  };
+  return {.name = name,
+          .rows = rows,
+          .columns = columns,
+          .dtype = parse_dtype(dtype),
+          .format = format,
+          .compute = named(compute),
+          .accumulated = named(accumulated),
+          .pad_for_alignment = pad_for_alignment,
+          .frozen = frozen,
+          .native = native,
+          .planes_only = planes_only};
 }
 
 }  // namespace tessera::python

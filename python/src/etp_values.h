@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,15 @@ class SignalHook {
 // fraction of what an array object does. `keeper` is given up when the tensor's storage has gone, on whatever thread
 // frees it, without the GIL.
 nb::object dlpack_capsule(const void* data, int64_t rows, int64_t columns, DType dtype, std::shared_ptr<void> keeper);
+
+// Of "auto", "on" and "off".
+etp::PrefetchMode prefetch_from(const std::string& name);
+
+// Dtypes by their names; none: the default.
+etp::WeightSpec spec_of(const std::string& name, int64_t rows, int64_t columns, const std::string& dtype,
+                        const std::string& format, const std::optional<std::string>& compute,
+                        const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen, bool native,
+                        bool planes_only);
 
 template <typename T>
 T* at_address(uintptr_t address) {

@@ -23,5 +23,6 @@ NB_MODULE(_core, module) {
   tessera::python::bind_environment(module);
   tessera::python::bind_etp_group(module);
   tessera::python::bind_etp_norms(module);
+  tessera::python::bind_etp_report(module);
   tessera::python::bind_etp_runtime(module);
 }

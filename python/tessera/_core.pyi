@@ -864,6 +864,251 @@ def etp_norms(group: ShardGroup, parts: Sequence[tuple[int, int, int, int, str, 
     Collective: the norm of each part, or of all of them together. A part is (address of this rank's rows, slices, rows of each, elements of a row, dtype, rows of every shard or 0 for what every rank has whole, rows of all).
     """
 
+class WeightReport:
+    """What this rank holds of one weight, in bytes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """First and last + 1 of this rank's rows."""
+
+    @property
+    def version(self) -> int:
+        """That was published last."""
+
+    @property
+    def chain(self) -> str: ...
+
+    @property
+    def format(self) -> str:
+        """What travels."""
+
+    @property
+    def frozen(self) -> bool: ...
+
+    @property
+    def shard_bytes(self) -> int:
+        """Its rows in shared memory."""
+
+    @property
+    def publication_bytes(self) -> int:
+        """What peers read, if that is not the rows themselves."""
+
+    @property
+    def master_bytes(self) -> int:
+        """Rows of a native weight, which are memory of torch."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Gradient rows in memory of the runtime; others are torch's."""
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Of buffers that hold it now."""
+
+class PoolReport:
+    """Buffers of gathered weights that may replace each other, in bytes."""
+
+    @property
+    def key(self) -> str:
+        """Shape, format and chain, in words."""
+
+    @property
+    def bytes(self) -> int:
+        """Now."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """At the most."""
+
+class Report:
+    """
+    What a model holds on this rank now, in bytes, and what happened since it was sharded.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int:
+        """Ranks, of all replicas."""
+
+    @property
+    def weights(self) -> list[WeightReport]: ...
+
+    @property
+    def keys(self) -> list[PoolReport]:
+        """The pools of gathered weights."""
+
+    @property
+    def shard_bytes(self) -> int:
+        """This rank's rows, in shared memory."""
+
+    @property
+    def publication_bytes(self) -> int:
+        """Planes of weights with a format, in shared memory."""
+
+    @property
+    def master_bytes(self) -> int:
+        """Rows of native weights, in memory of torch."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """
+        Gradient rows in memory of the runtime: 0 where they are .grad or main_grad.
+        """
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Whole weights, in memory of this rank."""
+
+    @property
+    def gathered_peak_bytes(self) -> int:
+        """At the most so far."""
+
+    @property
+    def produced_bytes(self) -> int:
+        """Buffers of whole gradients, in shared memory."""
+
+    @property
+    def produced_peak_bytes(self) -> int:
+        """At the most so far."""
+
+    @property
+    def replicated_bytes(self) -> int:
+        """
+        The bucket in which gradients of what is whole are added, in shared memory.
+        """
+
+    @property
+    def consumptions(self) -> int:
+        """Uses of weights that found them gathered or gathered them."""
+
+    @property
+    def prefetched(self) -> int:
+        """Uses that found their weight gathered, or on its way."""
+
+    @property
+    def on_demand(self) -> int:
+        """Uses that did not."""
+
+    @property
+    def in_place(self) -> int:
+        """Uses of the shard itself, where a replica has one rank."""
+
+    @property
+    def mispredicted(self) -> int:
+        """Prefetches that nobody used."""
+
+    @property
+    def refused(self) -> int:
+        """Prefetches that did not fit below cap_bytes."""
+
+    @property
+    def over_cap(self) -> int:
+        """Buffers beyond cap_bytes, for uses at one time that need more."""
+
+    @property
+    def bytes_gathered(self) -> int:
+        """That travelled."""
+
+    @property
+    def rounds(self) -> int:
+        """Gradients that this rank produced."""
+
+    @property
+    def folds(self) -> int:
+        """Additions to rows of this rank."""
+
+    @property
+    def left_out(self) -> int:
+        """Gradients that another rank did not give for a round."""
+
+    @property
+    def pool_grown(self) -> int:
+        """Gradient buffers beyond three of a size."""
+
+    @property
+    def room_waits(self) -> int:
+        """Gradients that waited for a buffer."""
+
+    @property
+    def publications(self) -> int:
+        """Of weights."""
+
+    @property
+    def max_exchanges(self) -> int:
+        """Agreements on the largest values of weights that are quantised."""
+
+    @property
+    def drains(self) -> int: ...
+
+    @property
+    def updates(self) -> int: ...
+
+    @property
+    def exposed_seconds(self) -> float:
+        """That uses waited for their weights."""
+
+    def __repr__(self) -> str: ...
+
+class Forecast:
+    """Bytes that a rank will hold at its peak, before the first step."""
+
+    @property
+    def parameters(self) -> int:
+        """This rank's rows, in shared memory."""
+
+    @property
+    def publication(self) -> int:
+        """Planes of weights with a format, in shared memory."""
+
+    @property
+    def gradients(self) -> int:
+        """Gradient rows, such as .grad."""
+
+    @property
+    def gathered(self) -> int:
+        """Whole weights: the most that each pool holds."""
+
+    @property
+    def produced(self) -> int:
+        """Whole gradients that are not added yet, in shared memory."""
+
+    @property
+    def replicated(self) -> int:
+        """
+        The bucket in which gradients of what is whole are added, in shared memory.
+        """
+
+    @property
+    def masters(self) -> int:
+        """Rows of native weights, in memory of torch; not in the total."""
+
+    @property
+    def total(self) -> int:
+        """All of them, without the masters."""
+
+    def __repr__(self) -> str: ...
+
+class EtpModel:
+    """What would be told to an EtpRuntime; for a forecast without one."""
+
+    def __init__(self) -> None: ...
+
+    def add(self, name: str, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False, native: bool = False) -> int: ...
+
+    def add_stack(self, name: str, count: int, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False) -> int: ...
+
+    def add_experts(self, experts: Sequence[int]) -> None:
+        """By what add() returned."""
+
+    def add_replicated(self, elements: int, dtype: str) -> None: ...
+
+    def forecast(self, rank: int, ranks: int, replicas: int = 1, prefetch: str = 'auto', distance: int = 1, expert_distance: int = 2, cap_bytes: int | None = None, graph_scope: Set[str] = ..., moe_shared_expert_overlap: bool = False) -> Forecast: ...
+
 class GradientBuffer:
     """Room for a gradient in shared memory."""
 
@@ -902,179 +1147,6 @@ class EtpStream:
 
     @property
     def idle(self) -> bool: ...
-
-class EtpWeightReport:
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def rows(self) -> tuple[int, int]: ...
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def chain(self) -> str: ...
-
-    @property
-    def format(self) -> str: ...
-
-    @property
-    def frozen(self) -> bool: ...
-
-    @property
-    def shard_bytes(self) -> int: ...
-
-    @property
-    def publication_bytes(self) -> int: ...
-
-    @property
-    def master_bytes(self) -> int: ...
-
-    @property
-    def gradient_bytes(self) -> int: ...
-
-    @property
-    def gathered_bytes(self) -> int: ...
-
-class EtpKeyReport:
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def bytes(self) -> int: ...
-
-    @property
-    def peak_bytes(self) -> int: ...
-
-class EtpReport:
-    """
-    What a model holds on this rank now, in bytes, and what happened since it was sharded.
-    """
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def weights(self) -> list[EtpWeightReport]: ...
-
-    @property
-    def keys(self) -> list[EtpKeyReport]: ...
-
-    @property
-    def shard_bytes(self) -> int: ...
-
-    @property
-    def publication_bytes(self) -> int: ...
-
-    @property
-    def master_bytes(self) -> int: ...
-
-    @property
-    def gradient_bytes(self) -> int: ...
-
-    @property
-    def gathered_bytes(self) -> int: ...
-
-    @property
-    def gathered_peak_bytes(self) -> int: ...
-
-    @property
-    def produced_bytes(self) -> int: ...
-
-    @property
-    def produced_peak_bytes(self) -> int: ...
-
-    @property
-    def replicated_bytes(self) -> int: ...
-
-    @property
-    def consumptions(self) -> int: ...
-
-    @property
-    def prefetched(self) -> int: ...
-
-    @property
-    def on_demand(self) -> int: ...
-
-    @property
-    def in_place(self) -> int: ...
-
-    @property
-    def mispredicted(self) -> int: ...
-
-    @property
-    def refused(self) -> int: ...
-
-    @property
-    def over_cap(self) -> int: ...
-
-    @property
-    def bytes_gathered(self) -> int: ...
-
-    @property
-    def rounds(self) -> int: ...
-
-    @property
-    def folds(self) -> int: ...
-
-    @property
-    def left_out(self) -> int: ...
-
-    @property
-    def pool_grown(self) -> int: ...
-
-    @property
-    def room_waits(self) -> int: ...
-
-    @property
-    def publications(self) -> int: ...
-
-    @property
-    def max_exchanges(self) -> int: ...
-
-    @property
-    def drains(self) -> int: ...
-
-    @property
-    def updates(self) -> int: ...
-
-    @property
-    def exposed_seconds(self) -> float: ...
-
-    def __repr__(self) -> str: ...
-
-class EtpForecast:
-    """Bytes that a rank will hold at its peak, before the first step."""
-
-    @property
-    def parameters(self) -> int: ...
-
-    @property
-    def publication(self) -> int: ...
-
-    @property
-    def gradients(self) -> int: ...
-
-    @property
-    def gathered(self) -> int: ...
-
-    @property
-    def produced(self) -> int: ...
-
-    @property
-    def replicated(self) -> int: ...
-
-    @property
-    def masters(self) -> int: ...
-
-    @property
-    def total(self) -> int: ...
-
-    def __repr__(self) -> str: ...
 
 class EtpRuntime:
     """The weights of one model; tessera.etp is built on it."""
@@ -1167,9 +1239,9 @@ class EtpRuntime:
 
     def synchronize(self, chain: str, gathers: bool) -> None: ...
 
-    def report(self) -> EtpReport: ...
+    def report(self) -> Report: ...
 
-    def forecast(self) -> EtpForecast: ...
+    def forecast(self) -> Forecast: ...
 
     def explain(self, step: int = -1) -> str: ...
 

@@ -11,7 +11,6 @@
 #include "layout/text_reader.h"
 
 namespace tessera::etp {
-namespace {
 
 PrefetchOptions prefetch_options(const RuntimeOptions& options) {
   return {.weight_prefetch = options.prefetch == PrefetchMode::kOn,
@@ -20,24 +19,11 @@ PrefetchOptions prefetch_options(const RuntimeOptions& options) {
           .cap_bytes = options.cap_bytes};
 }
 
-}  // namespace
-
 Consumptions::Consumptions(RuntimeContext& context, std::shared_ptr<GatherMemory> memory)
     : context_(context), memory_(std::move(memory)), predictor_(prefetch_options(context.options)) {}
 
 GatherCost Consumptions::cost_of(const Unit& unit) {
-  GatherCost cost;
-  cost.chain = unit.chain;
-  cost.experts = unit.weights.size() > 1;
-  for (const Parameter* p : unit.buffers) {
-    if (p->weight.no_gather) continue;
-    for (const Plane plane : {Plane::kRow, Plane::kColumn}) {
-      if (plane == Plane::kColumn && !p->weight.format.planes().column) continue;
-      const BufferKey key = buffer_key(*p, plane);
-      (plane == Plane::kRow ? cost.row : cost.column).push_back({.key = keys_.index_of(key), .bytes = key.bytes()});
-    }
-  }
-  return cost;
+  return gather_cost(unit.buffers, unit.weights.size() > 1, keys_);
 }
 
 void Consumptions::add(Parameter& p) {

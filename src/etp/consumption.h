@@ -18,6 +18,9 @@
 
 namespace tessera::etp {
 
+// REQUIRES: `options` are resolved().
+PrefetchOptions prefetch_options(const RuntimeOptions& options);
+
 // Under the runtime's lock.
 class Consumptions {
  public:

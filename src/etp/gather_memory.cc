@@ -40,6 +40,19 @@ BufferKey buffer_key(const Parameter& p, Plane used) {
   return key;
 }
 
+GatherCost gather_cost(std::span<const Parameter* const> buffers, bool experts, BufferKeys& keys) {
+  GatherCost cost{.chain = buffers.front()->weight.chain, .experts = experts};
+  for (const Parameter* p : buffers) {
+    if (p->weight.no_gather) continue;
+    for (const Plane plane : {Plane::kRow, Plane::kColumn}) {
+      if (plane == Plane::kColumn && !p->weight.format.planes().column) continue;
+      const BufferKey key = buffer_key(*p, plane);
+      (plane == Plane::kRow ? cost.row : cost.column).push_back({.key = keys.index_of(key), .bytes = key.bytes()});
+    }
+  }
+  return cost;
+}
+
 Stamp stamp_of(const Parameter& p, Plane used) {
   Stamp stamp = unpublished(p, used);
   stamp.version = version_of(p);

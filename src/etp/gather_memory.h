@@ -20,6 +20,7 @@
 #include "etp/parameter.h"
 #include "etp/schedule/buffer_key.h"
 #include "etp/schedule/cache.h"
+#include "etp/schedule/gather_cost.h"
 #include "etp/schedule/states.h"
 
 namespace tessera::etp {
@@ -39,6 +40,9 @@ Stamp stamp_of(const Parameter& parameter, Plane used);
 
 // Of the buffers of a weight that is gathered for a use of that plane.
 BufferKey buffer_key(const Parameter& parameter, Plane used);
+
+// Of a use that gathers these at once, one buffer each; those that are read where they lie cost nothing.
+GatherCost gather_cost(std::span<const Parameter* const> buffers, bool experts, BufferKeys& keys);
 
 // Thread-safe: a FullWeight returns its buffer on any thread, also after the runtime.
 class GatherMemory {

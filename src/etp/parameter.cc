@@ -190,6 +190,10 @@ MatrixView Parameter::source() const {
           .row_stride = weight.columns()};
 }
 
+std::string name_of_expert(const std::string& stack, int expert) {
+  return fmt::format("{}[{}]", stack, expert);
+}
+
 ShardedWeight shard_weight(WeightId id, const WeightSpec& spec, int rank, int shards, const GraphScope& scope) {
   if (spec.name.empty() || spec.name.size() > kMaxNameBytes)
     fail(ErrorCode::kInvalidArgument, "a weight needs a name of 1 to {} bytes"_message, kMaxNameBytes);

@@ -98,6 +98,9 @@ struct Parameter {
   bool trained() const { return !weight.spec.frozen; }
 };
 
+// Of a stack.
+std::string name_of_expert(const std::string& stack, int expert);  // "NAME[3]"
+
 // With its shard, zeroed, and its publication buffer.
 std::unique_ptr<Parameter> make_parameter(ShardedWeight weight, device::Device& device);
 

@@ -3,8 +3,8 @@
 #include <map>
 
 #include "base/fail.h"
+#include "etp/model_forecast.h"
 #include "etp/runtime_impl.h"
-#include "etp/schedule/forecast.h"
 #include "etp/schedule/plan.h"
 #include "layout/text_reader.h"
 
@@ -67,22 +67,9 @@ RuntimeReport RuntimeImpl::report() const {
 
 RuntimeForecast RuntimeImpl::forecast() const {
   std::vector<ForecastWeight> weights;
-  for (const auto& p : context_.parameters) {
-    const ShardedWeight& w = p->weight;
-    weights.push_back({.sharding = w.sharding,
-                       .columns = w.columns(),
-                       .parameter = w.spec.dtype,
-                       .format = w.format,
-                       .wgrad = w.gradient,
-                       .accumulated = w.accumulated,
-                       .trained = p->trained(),
-                       .native = w.spec.native,
-                       .planes_only = w.spec.planes_only,
-                       .lent_gradient = p->gradient.data != nullptr && !p->gradient.own,
-                       .experts = p->experts});
-  }
+  for (const auto& p : context_.parameters) weights.push_back(forecast_weight(*p));
   return forecast_rank({.weights = weights,
-                        .rank = context_.rank(),
+                        .rank = context_.rank() % context_.shards(),
                         .replicated_bytes = replicated_.forecast(),
                         .gathered_bytes = consumptions_.expected_plan().pool_bytes()});
 }

@@ -154,7 +154,7 @@ std::vector<WeightId> RuntimeImpl::add_stack(const WeightSpec& spec, int count) 
   std::vector<ShardedWeight> experts;
   for (int i = 0; i < count; ++i) {
     WeightSpec expert = spec;
-    expert.name = fmt::format("{}[{}]", spec.name, i);
+    expert.name = name_of_expert(spec.name, i);
     const auto id = static_cast<WeightId>(context_.parameters.size() + experts.size());
     experts.push_back(shard_weight(id, expert, context_.rank(), context_.shards(), context_.scope));
   }

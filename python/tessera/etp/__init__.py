@@ -17,14 +17,16 @@ step, update(), logical(), summon(), unshard_(), clip_grad_norm_(), load_optimiz
 torch.
 """
 
+from .._core import Forecast, PoolReport, Report, WeightReport
 from ._chains import Stream, classify_etp_chains, streams, wait_async_comms
 from ._config import set_cuda_graph_scope, update_config
 from ._exact.conditions import Condition, Exactness, exactness
 from ._exact.verify import Difference, Verification, verify
+from ._forecast import forecast
 from ._group import Group, init_group
 from ._optim.norms import clip_grad_norm_
 from ._optim.optimizers import allow_optimizer
-from ._report import explain, forecast, report
+from ._report import explain, report
 from ._shard import shard_module_, unshard_
 from ._states.logical import LogicalTensor
 from ._states.optimizer import load_optimizer_state_dict, optimizer_state_dict
@@ -41,17 +43,21 @@ __all__ = [
     "Embedding",
     "Exactness",
     "Expert",
+    "Forecast",
     "Group",
     "GroupedLinear",
     "LayerNormLinear",
     "LayerNormMLP",
     "Linear",
     "LogicalTensor",
+    "PoolReport",
+    "Report",
     "ShardedParameter",
     "Stack",
     "Stream",
     "Verification",
     "Weight",
+    "WeightReport",
     "allow_optimizer",
     "classify_etp_chains",
     "clip_grad_norm_",

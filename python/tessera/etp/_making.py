@@ -62,20 +62,8 @@ def add_weight(
         native: The shard is what travels, and the parameter's rows are memory of this rank's own.
         planes_only: That memory is not kept: drop_rows() once the runtime has been started.
     """
-    computed = (compute_dtype if format else None) or _PLAIN.get(format, full.dtype)
-    number = model.runtime.add(
-        name,
-        matrix[0],
-        matrix[1],
-        dtype_name(full.dtype),
-        format,
-        dtype_name(computed),
-        "bf16" if full.dtype == torch.bfloat16 else "f32",
-        config.pad_for_alignment,
-        not full.requires_grad,
-        native,
-        planes_only,
-    )
+    computed = _computed(full, format, compute_dtype)
+    number = model.runtime.add(name, matrix[0], matrix[1], *_spec(full, format, computed), native, planes_only)
     weight = Weight(model, [number], name, full, matrix, format, computed, native, planes_only)
     model.weights.append(weight)
     return weight
@@ -92,25 +80,59 @@ def add_stack(
     planes_only: bool = False,
 ) -> Stack:
     """The same of experts [E, F, K], which are E weights."""
-    computed = (compute_dtype if format else None) or _PLAIN.get(format, full.dtype)
-    numbers = model.runtime.add_stack(
-        name,
-        full.shape[0],
-        full.shape[1],
-        full.shape[2],
-        dtype_name(full.dtype),
-        format,
-        dtype_name(computed),
-        "bf16" if full.dtype == torch.bfloat16 else "f32",
-        config.pad_for_alignment,
-        not full.requires_grad,
-        native,
-        planes_only,
-    )
+    computed = _computed(full, format, compute_dtype)
+    count, rows, columns = full.shape
+    spec = _spec(full, format, computed)
+    numbers = model.runtime.add_stack(name, count, rows, columns, *spec, native, planes_only)
     late = publish == "first_use" and bool(format)
     stack = Stack(model, numbers, name, full, format, computed, late, native, planes_only)
     model.weights.append(stack)
     return stack
+
+
+def add_to_forecast(
+    model: _core.EtpModel,
+    name: str,
+    full: torch.nn.Parameter,
+    matrix: torch.Size | None,
+    format: str,
+    compute_dtype: torch.dtype | None,
+    native: bool,
+    planes_only: bool,
+) -> int:
+    """What add_weight(), or without a matrix add_stack(), would tell a runtime."""
+    spec = _spec(full, format, _computed(full, format, compute_dtype))
+    if matrix is None:
+        count, rows, columns = full.shape
+        return model.add_stack(name, count, rows, columns, *spec, native, planes_only)
+    return model.add(name, matrix[0], matrix[1], *spec, native, planes_only)
+
+
+def forecast_with_options(model: _core.EtpModel, rank: int, ranks: int, replicas: int) -> _core.Forecast:
+    """With the options of this process."""
+    return model.forecast(
+        rank,
+        ranks,
+        replicas,
+        config.prefetch if config.weight_prefetch else "off",
+        config.distance,
+        config.expert_distance,
+        config.cap_bytes,
+        set(graphs.names),
+        graphs.moe_shared_expert_overlap,
+    )
+
+
+def _computed(full: torch.nn.Parameter, format: str, compute_dtype: torch.dtype | None) -> torch.dtype:
+    """Of the gathered weight."""
+    return (compute_dtype if format else None) or _PLAIN.get(format, full.dtype)
+
+
+def _spec(full: torch.nn.Parameter, format: str, computed: torch.dtype) -> tuple[str, str, str, str, int, bool]:
+    """What a runtime is told of a weight besides its name and shape."""
+    accumulated = "bf16" if full.dtype == torch.bfloat16 else "f32"
+    padding = config.pad_for_alignment
+    return dtype_name(full.dtype), format, dtype_name(computed), accumulated, padding, not full.requires_grad
 
 
 def require_same(group: Group, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:

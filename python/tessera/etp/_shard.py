@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from .._arguments import choice, elements, pattern, whole
+from .._arguments import whole
 from .._errors import AlreadyExistsError, InvalidArgumentError
 from ._autograd.modules import Constructed, has_group, put, sharded_class, unsharded_class
+from ._choice import Chosen, Filter, Pattern, Place, Shapes, choose, matrix_of
 from ._compile import leave_out_of_graphs, uncompiled
 from ._config import is_inline
 from ._group import Group
-from ._making import add_stack, add_weight, digest_of, is_plain, make_runtime, require_same, require_same_digests
+from ._making import add_stack, add_weight, digest_of, make_runtime, require_same, require_same_digests
 from ._meta import Init, is_on_meta, materialise
 from ._model import ShardedModel
 from ._optim.norms import typed
@@ -28,29 +26,8 @@ from ._views import logical, models_of, places_of
 from ._weights.experts import expert_lists, gather_together
 from ._weights.parameter import ShardedParameter
 from ._weights.replicated import Replicated
-from ._weights.weight import Weight, can_shard, dtype_name, keep_part
+from ._weights.weight import Weight, dtype_name, keep_part
 from ._wrappers import leave_out_of_ddp, put_back_into_ddp, watch_wrappers
-
-Filter = Callable[[str, torch.nn.Parameter], bool]
-Pattern = str | re.Pattern[str]
-Place = tuple[torch.nn.Module, str]
-_PATTERNS = "a list of regular expressions"
-
-
-class _Chosen(NamedTuple):
-    format: str
-    native: bool
-    planes_only: bool
-
-
-class _Choice(NamedTuple):
-    """Arguments of shard_module_() that choose weights."""
-
-    filter: Filter | None
-    min_elements: int
-    formats: Mapping[Pattern, str]
-    native: Iterable[Pattern]
-    masters: str
 
 
 def shard_module_(
@@ -129,9 +106,7 @@ def shard_module_(
         raise AlreadyExistsError("shard_module_: the model is sharded already: etp.unshard_() undoes it")
     _require_replicas(model, replicas)
     require_shardable(model, named)
-    masters = choice("masters", masters, ("all", "trained"))
-    natives = elements("native", native, _PATTERNS)
-    chosen = _chosen(named, ranks, _Choice(filter, min_elements, formats or {}, natives, masters))
+    chosen = choose(named, ranks, filter, min_elements, formats or {}, native, masters)
     lists = expert_lists(experts, {name: parameter.shape for name, parameter in named}, chosen)
     if not chosen and ranks > 1 and not layers:
         raise InvalidArgumentError(
@@ -147,9 +122,9 @@ def shard_module_(
             core = group.of_model() if dp is None or dp.size == 1 else group.with_replicas(dp)
             runtime = make_runtime(core, reduction, publish, nonfinite, replicas)
             sharded = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / ranks)
-        cut = _Cut(sharded, _places(model), compute_dtype, publish, stacks)
-        cut.require_matrices(named, itertools.chain.from_iterable(lists))
-        _take(model, groups, cut, named, chosen, init)
+        shapes = Shapes.of(model, stacks)
+        shapes.require_matrices(named, lists)
+        _take(model, groups, _Cut(sharded, shapes, compute_dtype, publish), named, chosen, init)
     if sharded is not None:
         gather_together(sharded.weights, lists)
         for module in model.modules():
@@ -178,11 +153,11 @@ def _take(
     groups: Sequence[Group],
     cut: _Cut,
     named: list[tuple[str, torch.nn.Parameter]],
-    chosen: dict[str, _Chosen],
+    chosen: dict[str, Chosen],
     init: Init | None,
 ) -> None:
     """Cuts what is chosen, and notes what stays whole."""
-    sharded = cut.sharded
+    sharded, places = cut.sharded, cut.shapes.places
     names = {id(each): name for name, each in named}
     digests: dict[str, bytes] = {}
 
@@ -191,9 +166,9 @@ def _take(
         if name is not None and old.is_meta:
             digests[name] = digest_of(name, full)
         if sharded is not None and name is not None and name in chosen:
-            cut.take(sharded, name, full, chosen[name], cut.places[id(old)])
+            cut.take(sharded, name, full, chosen[name], places[id(old)])
             return
-        for module, place in cut.places[id(old)] if old is not full else ():
+        for module, place in places[id(old)] if old is not full else ():
             put(module, place, full)
         if name is not None and sharded is not None and math.prod(each.size for each in groups) > 1:
             number = sharded.runtime.add_replicated(name, full.numel(), dtype_name(full.dtype))
@@ -250,120 +225,24 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
     return given
 
 
-def _chosen(
-    named: list[tuple[str, torch.nn.Parameter]],
-    ranks: int,
-    by: _Choice,
-) -> dict[str, _Chosen]:
-    """Every weight that is to be sharded, by name."""
-    rules = [(pattern("formats", key), format) for key, format in by.formats.items()]
-    natives = [pattern("native", key) for key in by.native]
-    used: set[int] = set()
-    chosen: dict[str, _Chosen] = {}
-    for name, parameter in named:
-        if parameter.dim() < 2 or not can_shard(parameter.dtype):
-            continue
-        if parameter.numel() < by.min_elements or (by.filter is not None and not by.filter(name, parameter)):
-            continue
-        format = ""
-        for i, (rule, candidate) in enumerate(rules):
-            if rule.fullmatch(name):
-                format = candidate
-                used.add(i)
-                break
-        if ranks > 1 or format:
-            native = any(each.fullmatch(name) for each in natives)
-            if native and is_plain(format):
-                raise InvalidArgumentError(
-                    f"native: {name} travels as {format or 'it is'}, and a native shard is quantised: give it a format "
-                    "such as 'nvfp4' in formats=, or no pattern in native="
-                )
-            planes_only = native and by.masters == "trained" and not parameter.requires_grad
-            chosen[name] = _Chosen(format, native, planes_only)
-    for i, (rule, format) in enumerate(rules):
-        if i not in used:
-            raise InvalidArgumentError(
-                f"formats: {rule.pattern!r} ({format}) gives no weight its format: weights are "
-                f"{_some(name for name, _ in named)}; patterns are for whole names"
-            )
-    for each in natives:
-        if not any(each.fullmatch(name) for name in chosen):
-            raise InvalidArgumentError(
-                f"native: {each.pattern!r} names no weight that is sharded: weights are {_some(chosen)}; patterns are "
-                "for whole names"
-            )
-    if by.masters == "trained" and not any(each.planes_only for each in chosen.values()):
-        raise InvalidArgumentError(
-            "masters='trained': no native weight is frozen: name some in native=, and freeze them by "
-            "requires_grad_(False) before shard_module_()"
-        )
-    return chosen
-
-
-def _some(names: Iterable[str]) -> str:
-    found = list(names)
-    return ", ".join(found[:3]) + (f" and {len(found) - 3} others" if len(found) > 3 else "")
-
-
-def _places(model: torch.nn.Module) -> dict[int, list[Place]]:
-    """Which modules have a parameter, and by which name."""
-    found: dict[int, list[Place]] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                found.setdefault(id(parameter), []).append((module, name))
-    return found
-
-
-def _matrix(shape: torch.Size, places: list[Place]) -> torch.Size:
-    """What is cut along dim 0: an output's weights are a row."""
-    convolves = any(isinstance(module, torch.nn.modules.conv._ConvNd) for module, _ in places)
-    columns = math.prod(shape[1:]) if convolves else shape[-1]
-    return torch.Size((math.prod(shape) // columns, columns))
-
-
-def _is_torchs(module: torch.nn.Module) -> bool:
-    """Whether torch says what its parameters are for."""
-    contains = isinstance(module, (torch.nn.ParameterList, torch.nn.ParameterDict))
-    return type(module).__module__.startswith("torch.nn.") and not contains
-
-
 @dataclasses.dataclass(frozen=True)
 class _Cut:
     """How the weights of a model are cut."""
 
     sharded: ShardedModel | None
-    places: dict[int, list[Place]]
+    shapes: Shapes
     compute_dtype: torch.dtype | None
     publish: str
-    stacks: Filter | None
-
-    def is_stack(self, name: str, full: torch.nn.Parameter, places: list[Place]) -> bool:
-        if full.dim() != 3 or full.shape[0] < 2:
-            return False
-        if self.stacks is not None:
-            return bool(self.stacks(name, full))
-        return not any(_is_torchs(module) for module, _ in places)
-
-    def require_matrices(self, named: Iterable[tuple[str, torch.nn.Parameter]], experts: Iterable[str]) -> None:
-        """Throws if one of a list of experts is a stack."""
-        wanted = set(experts)
-        for name, parameter in named:
-            if name in wanted and self.is_stack(name, parameter, self.places[id(parameter)]):
-                raise InvalidArgumentError(
-                    f"experts: {name} is a stack of experts, which is a list by itself: leave it out, or say in "
-                    "stacks= that it is none"
-                )
 
     def take(
-        self, sharded: ShardedModel, name: str, full: torch.nn.Parameter, how: _Chosen, places: list[Place]
+        self, sharded: ShardedModel, name: str, full: torch.nn.Parameter, how: Chosen, places: list[Place]
     ) -> None:
-        if self.is_stack(name, full, places):
+        if self.shapes.is_stack(name, full, places):
             weight: Weight = add_stack(
                 sharded, name, full, how.format, self.compute_dtype, self.publish, how.native, how.planes_only
             )
         else:
-            matrix = _matrix(full.shape, places)
+            matrix = matrix_of(full.shape, places)
             weight = add_weight(
                 sharded, name, full, matrix, how.format, self.compute_dtype, how.native, how.planes_only
             )

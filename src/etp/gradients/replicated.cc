@@ -11,12 +11,36 @@ namespace tessera::etp {
 namespace {
 
 constexpr int64_t kAlignment = 64;
+constexpr int64_t kBucketBytes = int64_t{16} << 20;
 
 int64_t aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+struct Bucket {
+  size_t end = 0;
+  int64_t bytes = 0;
+};
+
+// The tensors from `first` on that fit a bucket; at least one.
+Bucket bucket_from(size_t first, std::span<const int64_t> tensors) {
+  Bucket bucket{.end = first + 1, .bytes = aligned(tensors[first])};
+  while (bucket.end < tensors.size() && bucket.bytes + aligned(tensors[bucket.end]) <= kBucketBytes)
+    bucket.bytes += aligned(tensors[bucket.end++]);
+  return bucket;
+}
+
 }  // namespace
+
+int64_t largest_bucket(std::span<const int64_t> tensors) {
+  int64_t most = 0;
+  for (size_t first = 0; first < tensors.size();) {
+    const Bucket bucket = bucket_from(first, tensors);
+    most = std::max(most, bucket.bytes);
+    first = bucket.end;
+  }
+  return most;
+}
 
 uint32_t ReplicatedGradients::add(const std::string& name, int64_t elements, DType dtype) {
   if (elements < 0)
@@ -25,6 +49,7 @@ uint32_t ReplicatedGradients::add(const std::string& name, int64_t elements, DTy
     fail(ErrorCode::kInvalidArgument, "{}: gradients of {} cannot be added; use f32, bf16 or f16"_message,
          tessera::quoted(name), to_string(dtype));
   tensors_.push_back({.name = name, .elements = elements, .dtype = dtype});
+  bytes_.push_back(tensors_.back().bytes());
   return static_cast<uint32_t>(tensors_.size() - 1);
 }
 
@@ -38,17 +63,9 @@ void ReplicatedGradients::give(uint32_t replicated, const void* gradient, void* 
   tensor.accumulated_dtype = accumulated_dtype;
 }
 
-size_t ReplicatedGradients::end_of_bucket(size_t first) const {
-  size_t end = first + 1;
-  int64_t bytes = aligned(tensors_[first].bytes());
-  while (end < tensors_.size() && bytes + aligned(tensors_[end].bytes()) <= kBucketBytes)
-    bytes += aligned(tensors_[end++].bytes());
-  return end;
-}
-
 void ReplicatedGradients::fold() {
   for (size_t first = 0; first < tensors_.size();) {
-    const size_t end = end_of_bucket(first);
+    const size_t end = bucket_from(first, bytes_).end;
     fold_bucket(first, end);
     first = end;
   }
@@ -82,14 +99,7 @@ void ReplicatedGradients::fold_bucket(size_t first, size_t end) {
 }
 
 int64_t ReplicatedGradients::forecast() const {
-  int64_t most = 0;
-  for (size_t first = 0; first < tensors_.size();) {
-    const size_t end = end_of_bucket(first);
-    int64_t bytes = 0;
-    for (; first < end; ++first) bytes += aligned(tensors_[first].bytes());
-    most = std::max(most, bytes);
-  }
-  return most;
+  return largest_bucket(bytes_);
 }
 
 int64_t ReplicatedGradients::bytes() const {

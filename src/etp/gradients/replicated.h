@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,11 +11,12 @@
 
 namespace tessera::etp {
 
+// Of tensors of so many bytes each, in this order: the bytes of the largest bucket.
+int64_t largest_bucket(std::span<const int64_t> tensors);
+
 // Under the runtime's lock.
 class ReplicatedGradients {
  public:
-  static constexpr int64_t kBucketBytes = int64_t{16} << 20;
-
   explicit ReplicatedGradients(RuntimeContext& context) : context_(context) {}
 
   uint32_t add(const std::string& name, int64_t elements, DType dtype);
@@ -36,12 +38,11 @@ class ReplicatedGradients {
 
     int64_t bytes() const { return bytes_of(dtype, elements); }
   };
-  // The tensors from `first` on that fit a bucket; at least one.
-  size_t end_of_bucket(size_t first) const;
   void fold_bucket(size_t first, size_t end);
 
   RuntimeContext& context_;
   std::vector<Tensor> tensors_;
+  std::vector<int64_t> bytes_;  // of each
   device::Buffer bucket_;
 };
 

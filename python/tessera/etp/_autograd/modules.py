@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch._C import DisableTorchFunctionSubclass
@@ -31,6 +33,11 @@ class Constructed(Sharded):
     def replicas(self) -> int:
         """How many ranks have the same rows, by data parallelism."""
         raise NotImplementedError
+
+    @property
+    def listed(self) -> Sequence[str]:
+        """Weights that are used as a list, by their names in this layer."""
+        return ()
 
     def list_experts(self, model: Model) -> None:
         """Weights that are used as a list become one, if all of them are sharded with that model. Before it starts."""

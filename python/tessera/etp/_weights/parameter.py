@@ -63,6 +63,7 @@ class ShardedParameter(torch.nn.Parameter):
         return self
 
     def register_post_accumulate_grad_hook(self, hook: PostHook) -> RemovableHandle:
+        """`hook(parameter)` is called once a backward, after the reduced gradient has been added to .grad."""
         if self.etp.model.inline:
             return super().register_post_accumulate_grad_hook(hook)  # type: ignore[no-any-return, no-untyped-call]
         return self.etp.hooks.register(hook)

@@ -156,7 +156,12 @@ class Stack(Weight):
 
 
 class Expert(Matrix):
-    """One matrix [F, K] of a stack."""
+    """One matrix [F, K] of a stack.
+
+    Attributes:
+        stack: The `p.etp` that has it.
+        index: Its place in the stack.
+    """
 
     def __init__(self, stack: Stack, index: int) -> None:
         super().__init__(stack.model, stack.numbers[index], _name(stack, index), stack.matrix, stack.dtype)

@@ -184,7 +184,7 @@ class Weight(Matrix):
 
     @property
     def layout(self) -> Layout:
-        """Of [*lead, F, K], over the ranks of the job that have it. If nobody numbers these, rank d * N + r is rank r
+        """Of [lead, F, K], over the ranks of the job that have it. If nobody numbers these, rank d * N + r is rank r
         of replica d."""
         return self.layout_of(len(self.lead), self.bounds)
 

@@ -248,6 +248,10 @@ class Layer(Constructed):
         self.list_experts(model)
         model.start(self)
 
+    @property
+    def listed(self) -> list[str]:
+        return self._experts
+
     def list_experts(self, model: Model) -> None:
         experts = [each.number for each in self._weights_named(self._experts) if each.model is model]
         self._are_listed = 1 < len(experts) == len(self._experts) and not model.inline
