@@ -92,7 +92,9 @@ void Gradients::flush(bool keep_sums) {
     if (uses.sum) retired_sums_.push_back(std::move(uses.sum));
   }
   uses_.clear();
-  if (follows_ && order_.size() != (first_interval_ ? round_up(order_.size(), planned_.size()) : planned_.size()))
+  // A rank that has no gradient closes its interval at once, and then folds what others show: nobody's wait needs more.
+  if (follows_ && !order_.empty() &&
+      order_.size() != (first_interval_ ? round_up(order_.size(), planned_.size()) : planned_.size()))
     leave_plan();
   show_waiting();
   const Deadline deadline = context_.group.deadline();
@@ -187,12 +189,12 @@ void Gradients::end_interval(std::span<const IntervalEnd> ranks) {
   waiting_.clear();
   first_unreturned_ = first_unreported_ = 0;
   for (WeightRounds& weight : weights_) weight = {};
-  const bool same = ranks.front().order != 0 && std::ranges::all_of(ranks, [&](const IntervalEnd& end) {
-                      return end.order == ranks.front().order;
-                    });
-  if (!order_.empty()) planned_ = std::exchange(order_, {});
-  follows_ = same;
-  first_interval_ = false;
+  // One without any gradient, as between a backward and its update, tells of no order.
+  if (std::ranges::any_of(ranks, [](const IntervalEnd& end) { return end.order != 0; })) {
+    follows_ = std::ranges::all_of(ranks, [&](const IntervalEnd& end) { return end.order == ranks.front().order; });
+    if (!order_.empty()) planned_ = std::exchange(order_, {});
+    first_interval_ = false;
+  }
   for (size_t q = 0; q < ranks.size(); ++q) left_before_[q] = ranks[q].left_plan;
   ++context_.interval;
 }

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <thread>
 #include <vector>
@@ -309,38 +308,6 @@ TEST(StepTest, NothingGrowsOverSteps) {
     EXPECT_EQ(late.gathered_peak_bytes, forecast.gathered);
     EXPECT_LE(late.produced_bytes, 5 * 48 * 8 * 4);
     EXPECT_EQ(late.mispredicted, early.mispredicted);
-  });
-}
-
-// Each rank runs ahead of the other as far as it can.
-TEST(StepTest, TheFirstStepKeepsToTheForecast) {
-  run_ranks(2, [](ShardGroup group) {
-    Runtime runtime(group, prefetching());
-    std::vector<WeightId> layers, experts;
-    for (int i = 0; i < 12; ++i)
-      layers.push_back(runtime.add({.name = fmt::format("layers.{}", i), .rows = 64, .columns = 256}));
-    for (int i = 0; i < 5; ++i)
-      experts.push_back(runtime.add({.name = fmt::format("experts.{}", i), .rows = 64, .columns = 8}));
-    runtime.add_experts(experts);
-    runtime.start();
-    const RuntimeForecast forecast = runtime.forecast();
-    for (int step = 0; step < 3; ++step) {
-      for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
-        std::vector<GradientBuffer> gradients;
-        for (const WeightId expert : experts) gradients.push_back(runtime.gradient_buffer(expert, micro_batch));
-        for (const GradientBuffer& gradient : gradients) std::memset(gradient.data(), 0, 64 * 8 * 4);
-        runtime.produce(gradients);
-        for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
-          GradientBuffer gradient = runtime.gradient_buffer(*layer, micro_batch);
-          std::memset(gradient.data(), 0, 64 * 256 * 4);
-          runtime.produce(std::move(gradient));
-        }
-      }
-      const RuntimeReport report = runtime.report();
-      EXPECT_LE(report.produced_peak_bytes, forecast.produced) << "step " << step;
-      EXPECT_EQ(report.pool_grown, 2) << "step " << step;  // five experts at once
-      runtime.update(layers, [] {});
-    }
   });
 }
 
