@@ -77,7 +77,7 @@ class TimelineWriter {
     write();
   }
 
-  void end() { out_ << "\n]}\n"; }
+  void end(int64_t zero) { out_ << fmt::format("\n],\"otherData\":{{\"zero_ns\":\"{}\"}}}}\n", zero); }
 
  private:
   void begin() {
@@ -127,7 +127,7 @@ TimelineFigures write_timeline(std::span<const RankLog> logs, std::ostream& out)
     figures.streams += lines.size();
     for (const Drawn& one : drawn[i]) writer.operation(one, zero);
   }
-  writer.end();
+  writer.end(zero);
   return figures;
 }
 

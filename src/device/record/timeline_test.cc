@@ -41,7 +41,7 @@ TEST(Timeline, DrawsEveryOperationWhoseTimesAreKnown) {
 {"ph":"M","name":"thread_name","pid":1,"tid":3,"args":{"name":"compute"}},
 {"ph":"X","cat":"etp","name":"inline","pid":1,"tid":0,"ts":0.007,"dur":2.000,"args":{"subject":"","record":4,"read":0,"written":0}},
 {"ph":"X","cat":"etp","name":"gemm","pid":1,"tid":3,"ts":1.000,"dur":0.000,"args":{"subject":"","record":6,"read":0,"written":0}}
-]}
+],"otherData":{"zero_ns":"5000000000"}}
 )");
 }
 
