@@ -17,6 +17,7 @@ import tessera
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "guide"
 LIMIT = 300.0
+MEASURED = ("whole gradients", "both:")  # of docs/guide/etp-memory.md: these differ between runs
 
 
 def programs(page: Path) -> dict[str, str]:
@@ -27,6 +28,28 @@ def programs(page: Path) -> dict[str, str]:
     found = {name.group(1): block for name, block in named if name}
     assert len(found) == len(blocks), f"{page.name}: two snippets have one name"
     return found
+
+
+def outputs(page: Path) -> dict[str, list[str]]:
+    """What stands below a program as its output, by line, without empty ones."""
+    pair = r"^```python\n# (\w+\.py)[^`]*?^```\n\n```text\n(.*?)^```"
+    found = re.findall(pair, page.read_text(), re.MULTILINE | re.DOTALL)
+    return {name: [line for line in text.splitlines() if line.strip()] for name, text in found}
+
+
+def require_output(line: str, said: str) -> None:
+    """Throws unless a program has said that line. The last figure of one that begins with MEASURED is its own."""
+    if not line.startswith(MEASURED):
+        assert line in said.splitlines(), f"{line!r} is not in:\n{said}"
+        return
+    told, _ = line.rsplit(maxsplit=1)
+    (found,) = [each for each in said.splitlines() if each.startswith(told)]
+    forecast, measured = map(float, found.split()[-2:])
+    assert measured > 0
+    if line.startswith("whole gradients"):
+        assert measured <= forecast, found
+    else:  # arenas of shared memory, and what malloc keeps, come on top
+        assert measured > forecast / 2, found
 
 
 def command(text: str, program: Path) -> list[str]:
@@ -46,6 +69,7 @@ PAGES = [page for page in sorted(GUIDE.glob("*.md")) if programs(page)]
 
 def test_the_guide_has_snippets() -> None:
     assert {page.stem for page in PAGES} >= {"quickstart", "tensors", "versions"}
+    assert set(outputs(GUIDE / "etp-memory.md")) == {"before.py", "memory.py"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -71,8 +95,14 @@ def test_the_programs_of_a_page_run(page: Path, tmp_path: Path, runtime_dir: Pat
             process.kill()
     for process, text in zip(started, said, strict=True):
         assert process.returncode == 0, text
+    for name, lines in outputs(page).items():
+        for line in lines:
+            require_output(line, said[list(programs(page)).index(name)])
     if page.stem == "quickstart":
         assert "now at version 3" in "".join(said)
+    if page.stem == "shipping":
+        trained, served = (re.findall(r"version 30 is -?\d+", text) for text in said[:2])
+        assert trained == served != []
 
 
 def test_the_programs_of_the_readme_run(tmp_path: Path, runtime_dir: Path) -> None:
