@@ -11,18 +11,15 @@ import json
 import os
 import pathlib
 import re
-import signal
-import subprocess
 import sys
-import tempfile
-import threading
-import time
 from typing import Any
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from jobs import Job, drive, environment, torchrun, wait_for
 
 HERE = pathlib.Path(__file__).resolve().parent
 RANKS = {"unsharded": 1, "sharded": 2}
 PATIENCE = 900  # seconds, for both trainings
-END = 30  # seconds for a training to end after SIGTERM
 
 
 def sources(folder: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -37,53 +34,9 @@ def sources(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     return {"unsharded": unsharded, "sharded": sharded}
 
 
-class Training:
-    """A job of torchrun, whose lines are shown as they arrive."""
-
-    def __init__(self, name: str, program: pathlib.Path, steps: int, out: pathlib.Path, quiet: bool) -> None:
-        self.name, self.out = name, out
-        out.mkdir()
-        self._lines: list[str] = []
-        self._quiet = quiet
-        path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
-        # Freed memory goes back to the system at once, so that a peak is of what is held.
-        settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS[name])]
-        self.process = subprocess.Popen(
-            [sys.executable, *torchrun, str(program), "--steps", str(steps), "--out", str(out)],
-            env=os.environ | settings,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self.process.stdout or ():
-            self._lines.append(line)
-            if not self._quiet:
-                print(f"{self.name:9} | {line}", end="", flush=True)
-
-    def wait(self, seconds: float) -> None:
-        """Until it has ended, with status 0."""
-        status = self.process.wait(seconds)
-        self._reader.join(END)
-        if status != 0:
-            last = "".join(self._lines[-20:]).strip() or "it said nothing"
-            raise RuntimeError(f"the {self.name} training ended with status {status}: {last}")
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(END)
-            self.process.kill()
-
-    def memory(self) -> list[dict[str, int]]:
-        """Of each rank."""
-        return [json.loads((self.out / f"memory-{rank}.json").read_text()) for rank in range(RANKS[self.name])]
+def measured(folder: pathlib.Path, ranks: int) -> list[dict[str, int]]:
+    """What each rank has measured."""
+    return [json.loads((folder / f"memory-{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def compare(one: pathlib.Path, other: pathlib.Path) -> dict[str, Any]:
@@ -105,18 +58,20 @@ def compare(one: pathlib.Path, other: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def run(options: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
+def run(options: argparse.Namespace, folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     """The summary; its "problems" are empty if all is well."""
-    deadline = time.monotonic() + PATIENCE
-    with contextlib.ExitStack() as stack:
-        trainings = {}
-        for name, program in sources(folder).items():
-            trainings[name] = Training(name, program, options.steps, folder / name, options.quiet)
-            stack.callback(trainings[name].end)
-        for training in trainings.values():
-            training.wait(deadline - time.monotonic())
-    weights = compare(*(training.out / "weights.safetensors" for training in trainings.values()))
-    memory = {name: training.memory() for name, training in trainings.items()}
+    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    # Freed memory goes back to the system at once, so that a peak is of what is held.
+    settings = {"PYTHONPATH": path, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+    trainings = []
+    for name, program in sources(folder).items():
+        (folder / name).mkdir()
+        command = torchrun(program, RANKS[name], "--steps", str(options.steps), "--out", str(folder / name))
+        trainings.append(Job(name, command, environment("finetune", folder) | settings, options.quiet))
+        stack.callback(trainings[-1].end)
+    wait_for(trainings, PATIENCE)
+    weights = compare(*(folder / name / "weights.safetensors" for name in RANKS))
+    memory = {name: measured(folder / name, ranks) for name, ranks in RANKS.items()}
     problems = []
     if weights["differing"] or not weights["bytes"]:
         problems.append(f"weights differ from one process': {weights}")
@@ -139,32 +94,13 @@ def show(summary: dict[str, Any]) -> None:
         f"weights        after {summary['steps']} steps {weights['differing']} of {weights['bytes']:,} bytes of "
         f"{weights['parameters']} parameters differ from one process'"
     )
-    for problem in summary["problems"]:
-        print(f"PROBLEM        {problem}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5, help="of the optimiser")
-    parser.add_argument("--json", type=pathlib.Path, help="file for the summary")
-    parser.add_argument("--quiet", action="store_true", help="leave out what the trainings say")
-    options = parser.parse_args()
-    begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tessera-finetune-") as folder:
-        try:
-            summary = run(options, pathlib.Path(folder))
-        except (RuntimeError, OSError, ValueError, subprocess.TimeoutExpired) as error:
-            sys.exit(f"run.py: {error}")
-    summary["seconds"] = time.monotonic() - begin
-    show(summary)
-    print(f"whole run      {summary['seconds']:.0f} s")
-    if options.json:
-        options.json.write_text(json.dumps(summary, indent=2))
-    sys.exit(1 if summary["problems"] else 0)
+    drive(parser, run, show)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    main()

@@ -7,24 +7,21 @@ Exit status: 0; 1 a check failed or a job died; 130 interrupted.
 
 import argparse
 import contextlib
-import http.client
 import json
-import os
 import pathlib
-import re
 import signal
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 from typing import Any
 
 import load
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+from jobs import END, Job, drive, environment, torchrun
+
 HERE = pathlib.Path(__file__).resolve().parent
 TRAINERS = 4
-START, STEP, END = 600, 300, 60  # seconds: until the first answer, for a version, for a process to end
+START, STEP = 600, 300  # seconds: until the first answer, for a version
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-2}  # of a similarity
 WIRES = ["nvfp4", "mxfp8", "mxfp8_e5m2", "fp8_e4m3", "fp8_e5m2", "fp8_block_1x128", "fp8_block_128x128"]
 MOVES = 0.01  # training changes some similarity by at least this, from the first version to the last
@@ -35,61 +32,6 @@ PAIRS = [
     ("A cat sleeps on the sofa.", "A kitten naps on the couch."),
     ("A cat sleeps on the sofa.", "Profits fell by six per cent in the third quarter."),
 ]
-
-
-class Job:
-    """A process whose lines are shown as they arrive."""
-
-    def __init__(self, name: str, command: list[str], environment: dict[str, str], quiet: bool) -> None:
-        self.name = name
-        self._lines: list[str] = []
-        self._address: str | None = None
-        self._news = threading.Event()  # that it has an address, or has ended
-        self._quiet = quiet
-        self.process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self.process.stdout or ():
-            self._lines.append(line)
-            if not self._quiet:
-                print(f"{self.name:9} | {line}", end="", flush=True)
-            if found := re.fullmatch(r"serving on (http://\S+)\n", line):
-                self._address = found[1]
-                self._news.set()
-        self._news.set()
-
-    def address(self) -> str:
-        """The address at which it serves."""
-        self._news.wait(START)
-        if self._address is None:
-            raise RuntimeError(f"{self.name} does not serve: {self._last()}")
-        return self._address
-
-    def require_alive(self) -> None:
-        if self.process.poll() is not None:
-            raise RuntimeError(f"{self.name} has ended with status {self.process.returncode}: {self._last()}")
-
-    def wait(self, seconds: float) -> None:
-        """Waits until it has ended by itself, with status 0."""
-        status = self.process.wait(seconds)
-        self._reader.join(END)
-        if status != 0:
-            raise RuntimeError(f"{self.name} ended with status {status}: {self._last()}")
-
-    def end(self) -> None:
-        """Ends it as Ctrl-C does; with SIGKILL if that fails."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(END)
-            self.process.kill()
-
-    def _last(self) -> str:
-        return "".join(self._lines[-20:]).strip() or "it said nothing"
 
 
 def get(url: str, path: str) -> Any:
@@ -126,13 +68,10 @@ def largest_change(before: list[float], after: list[float]) -> float:
 
 def run(options: argparse.Namespace, folder: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     """The summary; its "problems" are empty if all is well."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    environment["TESSERA_NAMESPACE"] = f"weight-sync-{os.getpid()}"
-    if "TESSERA_STORE" not in environment:
-        environment["TESSERA_RUNTIME_DIR"] = str(folder)
+    surroundings = environment("weight-sync", folder)
 
-    def start(name: str, *arguments: str) -> Job:
-        job = Job(name, [sys.executable, *arguments], environment, options.quiet)
+    def start(name: str, command: list[str]) -> Job:
+        job = Job(name, command, surroundings, options.quiet)
         stack.callback(job.end)
         return job
 
@@ -142,20 +81,21 @@ def run(options: argparse.Namespace, folder: pathlib.Path, stack: contextlib.Exi
     gate = [checks / f"version-{version}.safetensors" for version in versions]
     gate[0].touch()
     checked = ["--check", str(checks)]
-    server = start("inference", str(HERE / "serve.py"), "--port", "0", "--dtype", options.dtype, *checked)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(TRAINERS)]
+    serve = [sys.executable, str(HERE / "serve.py"), "--port", "0", "--dtype", options.dtype, *checked]
+    server = start("inference", serve)
     length = ["--steps", str(options.steps), "--versions", str(options.versions)]
     wire = ["--wire", options.wire] if options.wire else []
-    trainer = start("trainer", *torchrun, str(HERE / "train.py"), *length, *wire, *checked)
+    trainer = start("trainer", torchrun(HERE / "train.py", TRAINERS, *length, *wire, *checked))
 
     import check  # these take seconds to import: the jobs have started
     import torch
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
     sentences = [sentence for pair in PAIRS for sentence in pair]
-    url = server.address()
+    url = server.await_line(r"serving on (http://\S+)", START)[1]
     loaded = folder / "load.json"
-    generator = start("load", str(HERE / "load.py"), "--url", url, "--seconds", "600", "--json", str(loaded))
+    asking = [sys.executable, str(HERE / "load.py"), "--url", url, "--seconds", "600", "--json", str(loaded)]
+    generator = start("load", asking)
     problems, seen = [], []
     for version, file in zip(versions, gate, strict=True):
         vectors = await_version(url, version, file, sentences, [trainer, server, generator])
@@ -222,8 +162,6 @@ def show(summary: dict[str, Any]) -> None:
         print(f"{name:12} {figures['count']}: median {figures['median']:.1f} ms, max {figures['max']:.1f} ms")
     if summary["wire"]:
         show_quantised(summary["wire"], server["bytes"], [seen["quantising_changes"] for seen in versions[1:]])
-    for problem in summary["problems"]:
-        print(f"PROBLEM      {problem}")
 
 
 def show_quantised(wire: str, traffic: dict[str, float], changes: list[float]) -> None:
@@ -243,25 +181,8 @@ def main() -> None:
     parser.add_argument("--versions", type=int, default=3, help="to send")
     parser.add_argument("--dtype", choices=TOLERANCE, default="fp32", help="of the server's weights")
     parser.add_argument("--wire", choices=WIRES, help="that the encoder's matrices are quantised to on their way")
-    parser.add_argument("--json", type=pathlib.Path, help="file for the summary")
-    parser.add_argument("--quiet", action="store_true", help="leave out what the jobs say")
-    options = parser.parse_args()
-    begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tessera-sync-") as folder, contextlib.ExitStack() as stack:
-        try:
-            summary = run(options, pathlib.Path(folder), stack)
-        except (RuntimeError, OSError, ValueError, http.client.HTTPException, subprocess.TimeoutExpired) as error:
-            sys.exit(f"run.py: {error}")
-    summary["seconds"] = time.monotonic() - begin
-    show(summary)
-    print(f"whole run    {summary['seconds']:.0f} s")
-    if options.json:
-        options.json.write_text(json.dumps(summary, indent=2))
-    sys.exit(1 if summary["problems"] else 0)
+    drive(parser, run, show)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    main()
