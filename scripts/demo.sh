@@ -4,6 +4,8 @@
 #                                         one job fine-tunes that model while another one serves it; then
 #                                         examples/etp_finetune: 2 processes that share its weights fine-tune it, and end
 #                                         with the bytes of one process; then
+#                                         examples/rl_loop: 4 processes train a language model, 2 others write samples
+#                                         with every version and send them back with scores; then
 #                                         examples/etp_train.cc: 1, 2 and 4 processes end with the same weights
 #   scripts/demo.sh --checkpoint PATH     any other .safetensors file, index or folder, without the examples
 . "$(dirname "$0")/lib.sh"
@@ -20,4 +22,6 @@ cd "$root"
 PYTHONPATH=$root/build/cpu/python "$TESSERA_VENV/bin/python" "$root/examples/weight_sync/run.py"
 say "ETP: 2 processes share the weights of MiniLM, 1 process keeps all of them"
 PYTHONPATH=$root/build/cpu/python "$TESSERA_VENV/bin/python" "$root/examples/etp_finetune/run.py" --steps 2
+say "RL loop: 4 processes train a language model, 2 others write samples with every version"
+PYTHONPATH=$root/build/cpu/python "$TESSERA_VENV/bin/python" "$root/examples/rl_loop/run.py"
 scripts/demo_etp.sh

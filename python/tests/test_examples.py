@@ -123,6 +123,43 @@ def test_two_processes_that_share_weights_end_with_the_bytes_of_one(tmp_path):
     assert summary["problems"] == []
 
 
+@pytest.mark.parametrize("wire", [None, "nvfp4"])
+def test_a_trainer_and_those_who_write_samples_agree_on_every_version(tmp_path, wire):
+    arguments = ("--steps", "4", "--versions", "2", "--quiet", *(("--wire", wire) if wire else ()))
+    summary = summary_of("rl_loop", tmp_path, *arguments)
+    random, *sent = summary["versions"]
+    assert [random["version"], *(entry["version"] for entry in sent)] == [0, 4, 8]
+    trained, written = summary["tensors"]["trainer"], summary["tensors"]["inference"]
+    assert trained == written
+    assert summary["differ"] == []
+    for entry in sent:
+        assert entry["differ"] == []
+        assert entry["digests"].keys() == trained.keys()
+    assert all(sent[0]["digests"][name] != sent[1]["digests"][name] for name in trained)  # training moves each of them
+    assert sent[1]["loss"] < sent[0]["loss"]
+    for entry in summary["versions"]:
+        assert all(len(sample) == 64 and sample.startswith("The ") for sample in entry["samples"])
+        assert 0 <= entry["score"] < 1
+    assert len({sample for entry in summary["versions"] for sample in entry["samples"]}) > 20  # of 24
+    assert summary["problems"] == []
+
+
+def test_the_loop_ends_with_an_error_that_names_the_job_when_a_rank_is_killed():
+    command = [sys.executable, str(EXAMPLES / "rl_loop" / "run.py"), "--steps", "1", "--versions", "100000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as loop:
+        try:
+            next(line for line in loop.stdout if line.startswith("inference | version 1,"))
+            jobs = [(job, pathlib.Path(f"/proc/{job}/cmdline").read_text()) for job in children_of(loop.pid)]
+            (writers,) = (children_of(job) for job, line in jobs if "infer.py" in line)
+            os.kill(writers[1], signal.SIGKILL)
+            *_, last = loop.stdout.read().split("run.py: ")
+            assert loop.wait(PATIENCE) == 1
+        finally:
+            loop.terminate()  # it ends its jobs, if it has not yet
+    assert re.match(r"(inference|trainer) ended with status 1: ", last)
+    assert re.search(r"PeerLostError: .*inference|exitcode: -9", last)
+
+
 @contextlib.contextmanager
 def program(name: str, *arguments: str, launcher=(), **keywords) -> Iterator[subprocess.Popen[str]]:
     """Of examples/weight_sync. Neither it nor what it has started outlives the block."""
