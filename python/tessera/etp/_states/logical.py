@@ -163,7 +163,8 @@ def _own_rows(tensor: Any) -> torch.Tensor:
     """In memory that stays."""
     if tensor._rows is None:
         tensor.etp.require_rows()
-    return tensor.local
+    rows: torch.Tensor = tensor.local
+    return rows
 
 
 def _refuse(args: tuple[Any, ...], name: str) -> NoReturn:

@@ -27,7 +27,7 @@ class Experts(nn.Module):
 
 
 class Model(nn.Module):
-    """Sizes that divide by no number of ranks, one row, a stack, ties, what stays whole; nothing uses the convolution."""
+    """Sizes that divide by no number of ranks, one row, a stack, ties and what stays whole; the convolution is idle."""
 
     def __init__(self) -> None:
         super().__init__()
