@@ -347,7 +347,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "up.weight is kept as nvfp4 only, and no rows of it are in memory",
     ),
     "the bus, by state": (
-        lambda: source_of("w", _alone().state_dict()["experts"]).locate(),
+        lambda: [source_of("w", each).locate() for each in (_alone().state_dict()["experts"],)],
         "experts is kept as nvfp4 only, and no rows of it are in memory",
     ),
     "a write": (_write, "up.weight is kept as nvfp4 only, and no rows of it are in memory"),

@@ -159,9 +159,9 @@ class LogicalTensor(torch.Tensor):
         return f"LogicalTensor({self.etp.name!r}, {tuple(self.etp.shape)}, here rows {begin} to {end})"
 
 
-def _own_rows(tensor: Any) -> torch.Tensor:
+def _own_rows(tensor: LogicalTensor) -> torch.Tensor:
     """In memory that stays."""
-    if tensor._rows is None:
+    if tensor._rows is None and isinstance(tensor.etp, Weight):
         tensor.etp.require_rows()
     rows: torch.Tensor = tensor.local
     return rows
