@@ -61,14 +61,15 @@ std::optional<DType> target_dtype(const std::string& name) {
   return dtype;
 }
 
-// The offered tensors without --skip, in the dtypes requested here.
+// The offered tensors without --skip, in the dtypes requested here. What is quantised already is received dequantised.
 std::vector<TensorInfo> wanted_tensors(const std::vector<ManifestEntry>& manifest, const NameFilter& skip,
                                        std::optional<DType> dtype) {
   std::vector<TensorInfo> tensors;
   for (const ManifestEntry& entry : manifest) {
     if (skip.matches(entry.name)) continue;
-    const bool cast = dtype && is_castable_float(entry.dtype);
-    tensors.push_back({entry.name, cast ? *dtype : entry.dtype, entry.shape});
+    const DType offered = entry.planes.empty() ? entry.dtype : DType::kF32;
+    const bool cast = dtype && is_castable_float(offered);
+    tensors.push_back({entry.name, cast ? *dtype : offered, entry.shape});
   }
   if (tensors.empty())
     fail(ErrorCode::kInvalidArgument, "nothing to receive: {} tensors are offered and --skip leaves none"_message,

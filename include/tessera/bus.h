@@ -161,9 +161,12 @@ struct TensorSpec {
   // of the sender's whole tensor, or of the slice that is taken. Only f64, f32, f16 and bf16 of two dims or more are
   // quantised, each matrix of the last two dims; others travel as they are.
   std::optional<Format> wire = std::nullopt;
-  // Of a receiver: it takes these planes of `wire`, bit for bit those of the whole tensor, into one block from `data`
-  // on: quantized_layout() of its part. No dtype or strides then. Edges of shards must not cut a block of a plane that
-  // is taken. A column plane that is not the transposed row plane travels separately.
+  // These planes of `wire` lie in one block from `data` on: quantized_layout() of this rank's part. No dtype or strides
+  // then. Edges of shards must not cut a block of a plane that is there. A receiver takes them bit for bit as those of
+  // the whole tensor; a column plane that is not the transposed row plane travels separately. A sender sends them as
+  // they are, without quantising again: as the same planes, or dequantised by the receiver. All its ranks must have the
+  // amaxes, and the scales of formats with one scale, of the whole tensor: else the send fails (kMismatch) and names
+  // two ranks.
   PlaneSet planes = {};
   FusedPart fused = {};  // of a receiver
 };
@@ -176,7 +179,7 @@ struct ManifestEntry {
   Layout layout = {};
   TensorSource source = {};                   // of a receiver's
   std::optional<Format> wire = std::nullopt;  // asked for, where it can be quantised
-  PlaneSet planes = {};                       // of a receiver's: taken as they are
+  PlaneSet planes = {};                       // quantised already: taken, or offered, as they are
   FusedPart fused = {};                       // likewise
 };
 
@@ -199,11 +202,11 @@ struct BatchStats {
   int64_t sessions = 0;           // how often the batch was matched with another job and planned; 1 at first
   int64_t snapshot_bytes = 0;     // of a staged batch: memory of its copies, whatever the number of jobs
   double register_seconds = 0;
-  // Quantised data of one transfer; 0 if there is none. This rank's share, to the byte: quantised here (sender; each
-  // piece once, whatever the number of receivers) or pulled (receiver).
+  // Quantised data of one transfer; 0 if there is none. This rank's share, to the byte: sent from here (each piece
+  // once, whatever the number of receivers; also what was quantised before) or pulled (receiver).
   int64_t quantized_elements = 0;
   int64_t quantized_bytes = 0;         // codes, scales and amaxes
-  int64_t quantized_source_bytes = 0;  // the same elements in the sender's dtypes
+  int64_t quantized_source_bytes = 0;  // the same elements in the sender's dtypes; in f32 if it has none
   // Part of bytes_moved, hence as planned: scales of blocks that routes cut count once, and amaxes do not count.
   int64_t quantized_elements_moved = 0;
   int64_t quantized_bytes_moved = 0;

@@ -111,7 +111,7 @@ def test_a_shards_edge_inside_a_block_is_named(loopback: Loopback) -> None:
         (
             lambda: tessera.quantize(random_matrix(16, 32), "mxfp8"),
             {},
-            "quantize() made its planes as separate arrays: register a QuantizedTensor.empty()",
+            "quantize() made its planes as separate arrays: copy codes, scales and amaxes to a QuantizedTensor.empty()",
         ),
         (
             lambda: tessera.QuantizedTensor.empty((16, 32), "nvfp4", scaling="1x16"),
@@ -126,12 +126,12 @@ def test_a_shards_edge_inside_a_block_is_named(loopback: Loopback) -> None:
         (
             lambda: tessera.QuantizedTensor.empty((16, 32), "nvfp4"),
             {"map": {"w": tessera.Part("w", local=np.s_[:8])}},
-            "a QuantizedTensor is received as a whole",
+            "a QuantizedTensor is registered as a whole",
         ),
         (
-            lambda: tessera.QuantizedTensor.empty((16, 32), "nvfp4"),
+            lambda: tessera.QuantizedTensor.empty((16, 32), "nvfp4", layout="1:Psum", rank=0),
             {"direction": "send"},
-            "tensor w is quantised already, to nvfp4: offer the tensor that it was made from",
+            "tensor w is quantised already, to nvfp4, and has terms of a sum (layout 1:Psum)",
         ),
     ],
 )

@@ -117,6 +117,9 @@ std::string Metrics::exposition() const {
   out.counter("tessera_quantized_source_bytes_total", "Bytes of quantised tensors, before", quantized_source_bytes);
   out.counter("tessera_quantized_bytes_total", "Bytes of quantised tensors, after: codes, scales and amaxes",
               quantized_bytes);
+  out.counter("tessera_encoded_bytes_total",
+              "Bytes of tensors that were quantised before they were sent: codes, scales and amaxes, only copied",
+              encoded_bytes);
   out.family("tessera_registrations_total", "counter", "Registrations of batches that ended, by outcome");
   for (size_t outcome = 0; outcome < std::size(kOutcomes); ++outcome)
     out.add(registrations_[outcome].value(), label("outcome", kOutcomes[outcome]));

@@ -79,6 +79,7 @@ class Metrics {
   DurationHistogram registration_seconds;
   Counter quantized_source_bytes;
   Counter quantized_bytes;
+  Counter encoded_bytes;
   Counter versions_offered;
   Counter versions_withdrawn;
   Counter versions_committed;  // by staged receives

@@ -103,6 +103,40 @@ INSTANTIATE_TEST_SUITE_P(
              (random.param.jobs.receiver_agents ? "Daemons" : "");
     });
 
+// --- quantised already ---------------------------------------------------------------------------
+
+std::vector<RandomCase> random_encoded_cases(const WireJobs& jobs, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<RandomCase> cases;
+  for (int i = 0; i < kCases; ++i) {
+    const Format format = all_formats()[static_cast<size_t>(i) % all_formats().size()];
+    const auto make = i % 8 == 7 ? random_planes_case : random_encoded_case;
+    cases.push_back(make(random, "t" + std::to_string(i), jobs.sources, jobs.destinations, format));
+  }
+  return cases;
+}
+
+class RandomEncoded : public testing::TestWithParam<RandomJobs> {};
+
+TEST_P(RandomEncoded, WhatArrivesIsWhatQuantisingOnTheWayWouldHaveGiven) {
+  const auto& [jobs, seed] = GetParam();
+  expect_all_well(transfer_cases(jobs, random_encoded_cases(jobs, seed)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Jobs, RandomEncoded,
+    testing::Values(
+        RandomJobs{{1, 1}, 41}, RandomJobs{{2, 3}, 42},
+        RandomJobs{{.sources = 4, .destinations = 2, .asks = Asks::kReceiver, .pull = "stream"}, 43},
+        RandomJobs{{.sources = 3, .destinations = 4, .sends = Mode::kStaged, .receives = Mode::kStaged}, 44},
+        RandomJobs{
+            {.sources = 2, .destinations = 2, .sends = Mode::kStaged, .receives = Mode::kStaged, .sender_agents = true},
+            45}),
+    [](const auto& random) {
+      return std::to_string(random.param.jobs.sources) + "To" + std::to_string(random.param.jobs.destinations) +
+             (random.param.jobs.sender_agents ? "Daemons" : "");
+    });
+
 // --- digests -------------------------------------------------------------------------------------
 
 struct Sums {

@@ -249,21 +249,22 @@ Index scale_place(Format format, Plane plane, Index columns, Index row, Index co
   return -1;
 }
 
-QuantizedLayout planes_layout(const RandomCase& a, const Region& owned) {
+QuantizedLayout planes_layout(const RandomCase& a, PlaneSet planes, const Region& owned) {
   const Shape extents = owned.extents();
   const Index rows = extents[extents.size() - 2];
   const Index columns = extents.back();
   const Index matrices = rows * columns == 0 ? 0 : element_count(extents) / (rows * columns);
-  return quantized_layout({.format = *a.wire}, a.planes, matrices, rows, columns);
+  return quantized_layout({.format = *a.wire}, planes, matrices, rows, columns);
 }
 
 // Writes what must be in a rank's block of memory, taken from planes of the whole tensor; bytes between them stay.
-void put_planes(const RandomCase& a, const Region& owned, int64_t version, int terms, std::span<std::byte> block) {
+void put_planes(const RandomCase& a, PlaneSet planes, const Region& owned, int64_t version, int terms,
+                std::span<std::byte> block) {
   const QuantSpec spec{.format = *a.wire};
   const Shape extents = owned.extents();
   const Index rows = extents[extents.size() - 2];
   const Index columns = extents.back();
-  const QuantizedLayout layout = planes_layout(a, owned);
+  const QuantizedLayout layout = planes_layout(a, planes, owned);
   const Index whole = a.shape[a.shape.size() - 2] * a.shape.back();
   std::optional<WholePlane> full;
   Index seen = -1;
@@ -310,8 +311,8 @@ void put_planes(const RandomCase& a, const Region& owned, int64_t version, int t
 std::string check_planes(const RandomCase& a, Rank rank, const Region& owned, int64_t version, int terms,
                          std::span<const std::byte> got) {
   std::vector<std::byte> expected(got.begin(), got.end());
-  put_planes(a, owned, version, terms, expected);
-  std::fill(expected.begin() + planes_layout(a, owned).bytes, expected.end(), std::byte{0xA5});
+  put_planes(a, a.planes, owned, version, terms, expected);
+  std::fill(expected.begin() + planes_layout(a, a.planes, owned).bytes, expected.end(), std::byte{0xA5});
   const auto wrong = std::ranges::mismatch(expected, got).in1;
   if (wrong == expected.end()) return "";
   return fmt::format("{} {} {} {} -> {} of {} {}: byte {} of rank {} is wrong", a.name, to_string_shape(a.shape),
@@ -323,13 +324,28 @@ int partial_terms(const RandomCase& a) {
   return partial_term(a.src, a.src.mesh().size() > 0 ? a.src.mesh().ranks()[0] : 0).second;
 }
 
+PlaneSet random_planes(std::mt19937_64& random) {
+  return pick(random, std::vector<PlaneSet>{{.row = true}, {.column = true}, {.row = true, .column = true}});
+}
+
+size_t planes_space(const RandomCase& a, PlaneSet planes, const Region& owned) {
+  return static_cast<size_t>(planes_layout(a, planes, owned).bytes) + 64;
+}
+
 // A layout that cuts between blocks of the planes.
-bool cuts_no_block(const RandomCase& a) {
-  try {
-    bus::require_planes({.name = a.name, .shape = a.shape, .wire = a.wire, .planes = a.planes}, a.dst.bind(a.shape));
-    return true;
-  } catch (const Error&) {
-    return false;
+Layout random_whole_blocks(std::mt19937_64& random, const RandomCase& a, PlaneSet planes, int world) {
+  while (true) {
+    const Layout any = random_layout(random, a.shape, world);
+    std::vector<Placement> placements(any.placements().begin(), any.placements().end());
+    for (Placement& placement : placements)
+      if (auto* ragged = std::get_if<RaggedShard>(&placement))
+        for (size_t b = 1; b + 1 < ragged->bounds.size(); ++b) ragged->bounds[b] -= ragged->bounds[b] % 32;
+    Layout layout(any.mesh(), std::move(placements));
+    try {
+      bus::require_planes({.name = a.name, .shape = a.shape, .wire = a.wire, .planes = planes}, layout.bind(a.shape));
+      return layout;
+    } catch (const Error&) {  // it cuts one
+    }
   }
 }
 
@@ -394,28 +410,36 @@ RandomCase random_wire_case(std::mt19937_64& random, const std::string& name, in
 RandomCase random_planes_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world,
                               Format format) {
   RandomCase a = random_wire_case(random, name, source_world, destination_world, format);
-  a.planes = pick(random, std::vector<PlaneSet>{{.row = true}, {.column = true}, {.row = true, .column = true}});
+  a.planes = random_planes(random);
   if (format == Format::kNvfp4) a.shape[a.shape.size() - 2] += a.shape[a.shape.size() - 2] % 2;
   if (a.shape.back() == 0) a.shape.back() = 32;
+  a.src = random_layout(random, a.shape, source_world, a.src.partial_op());
+  a.dst = random_whole_blocks(random, a, a.planes, destination_world);
+  return a;
+}
+
+RandomCase random_encoded_case(std::mt19937_64& random, const std::string& name, int source_world,
+                               int destination_world, Format format) {
+  RandomCase a = random_planes_case(random, name, source_world, destination_world, format);
+  const PlaneSet taken = random() % 2 == 0 ? PlaneSet{.row = true} : a.planes;
+  if (taken != a.planes) a.planes = {};
   do {
-    a.src = random_layout(random, a.shape, source_world, a.src.partial_op());
-    a.dst = random_layout(random, a.shape, destination_world);
-    std::vector<Placement> placements(a.dst.placements().begin(), a.dst.placements().end());
-    for (Placement& placement : placements)
-      if (auto* ragged = std::get_if<RaggedShard>(&placement))
-        for (size_t b = 1; b + 1 < ragged->bounds.size(); ++b) ragged->bounds[b] -= ragged->bounds[b] % 32;
-    a.dst = Layout(a.dst.mesh(), std::move(placements));
-  } while (!cuts_no_block(a));
+    a.src_planes = random_planes(random);
+  } while (!column_is_transposed_row({.format = format}) &&
+           ((taken.row && !a.src_planes.row) || (taken.column && !a.src_planes.column)));
+  a.src = random_whole_blocks(random, a, a.src_planes, source_world);
   return a;
 }
 
 LocalData source_space(const RandomCase& a, Rank rank) {
   const Region owned = a.src.bind(a.shape).owned(a.shape, rank);
+  if (!a.src_planes.empty()) return LocalData(planes_space(a, a.src_planes, owned), a.src_shared);
   return space(a.src_dtype, owned.extents(), a.seed + static_cast<uint64_t>(rank), a.src_shared);
 }
 
 void fill_source(const RandomCase& a, Rank rank, int64_t version, LocalData& data) {
   const Region owned = a.src.bind(a.shape).owned(a.shape, rank);
+  if (!a.src_planes.empty()) return put_planes(a, a.src_planes, owned, version, 1, data.bytes());
   const Shape extents = owned.extents();
   const auto [term, terms] = partial_term(a.src, rank);
   for_each_element(a.shape, owned, [&](const std::vector<Index>& global, const std::vector<size_t>& at) {
@@ -429,12 +453,9 @@ void fill_source(const RandomCase& a, Rank rank, int64_t version, LocalData& dat
 
 LocalData destination_space(const RandomCase& a, Rank rank) {
   const Region owned = a.dst.bind(a.shape).owned(a.shape, rank);
-  if (!a.planes.empty()) {
-    LocalData data(static_cast<size_t>(planes_layout(a, owned).bytes) + 64, a.dst_shared);
-    std::ranges::fill(data.bytes(), std::byte{0xA5});
-    return data;
-  }
-  LocalData data = space(a.dst_dtype, owned.extents(), ~a.seed + static_cast<uint64_t>(rank), a.dst_shared);
+  const uint64_t seed = ~a.seed + static_cast<uint64_t>(rank);
+  LocalData data = a.planes.empty() ? space(a.dst_dtype, owned.extents(), seed, a.dst_shared)
+                                    : LocalData(planes_space(a, a.planes, owned), a.dst_shared);
   std::ranges::fill(data.bytes(), std::byte{0xA5});
   return data;
 }

@@ -26,6 +26,7 @@ struct RandomCase {
   uint64_t seed = 0;
   std::optional<Format> wire{};  // what it is quantised to on its way
   PlaneSet planes{};             // that are taken as they are
+  PlaneSet src_planes{};         // that the source holds instead of elements: it is quantised already
   // The chances that an element changes with the second version, the third, and so on; then from the first one again.
   // Empty: 1.
   std::vector<double> chances{};
@@ -40,6 +41,10 @@ RandomCase random_wire_case(std::mt19937_64& random, const std::string& name, in
 // Likewise, received into planes: edges of the destination's shards lie between blocks.
 RandomCase random_planes_case(std::mt19937_64& random, const std::string& name, int source_world, int destination_world,
                               Format format);
+
+// Sent from planes, and received into planes or dequantised.
+RandomCase random_encoded_case(std::mt19937_64& random, const std::string& name, int source_world,
+                               int destination_world, Format format);
 
 // One rank's local tensor in its own memory, possibly with gaps between the elements.
 class LocalData {

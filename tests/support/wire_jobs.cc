@@ -29,6 +29,12 @@ TensorSpec received_spec(const RandomCase& a, LocalData& data, bool asks) {
   return spec;
 }
 
+TensorSpec sent_spec(const RandomCase& a, LocalData& data, bool asks) {
+  TensorSpec spec = wire_spec(a, data, a.src_dtype, a.src, asks || !a.src_planes.empty());
+  spec.planes = a.src_planes;
+  return spec;
+}
+
 const char* agent_of(bool daemon) {
   return daemon ? "daemon" : "embedded";
 }
@@ -45,8 +51,7 @@ int send_cases(const WireJobs& jobs, const std::vector<RandomCase>& cases, const
   std::vector<LocalData> data;
   for (const RandomCase& a : cases) data.push_back(source_space(a, rank));
   std::vector<TensorSpec> specs;
-  for (size_t i = 0; i < cases.size(); ++i)
-    specs.push_back(wire_spec(cases[i], data[i], cases[i].src_dtype, cases[i].src, jobs.asks != Asks::kReceiver));
+  for (size_t i = 0; i < cases.size(); ++i) specs.push_back(sent_spec(cases[i], data[i], jobs.asks != Asks::kReceiver));
   std::optional<Batch> batch;  // a staged sender is done before anybody has taken what it sends
   return until_all_know(all, [&] {
     batch = pair.offer("policy", specs, kRendezvousTimeout, {.mode = jobs.sends});

@@ -156,8 +156,7 @@ class Local:
         try:
             if self._location.quantised and (part.whole, part.local) != (None, None):
                 raise InvalidArgumentError(
-                    "a QuantizedTensor is received as a whole: make one for each part, or take the fused tensor "
-                    "dequantised"
+                    "a QuantizedTensor is registered as a whole: make one for each part, or register a tensor of floats"
                 )
             if part.whole is not None:
                 if self._shape is None:

@@ -6,11 +6,13 @@ register a plain tensor. Nobody but the user keeps them equal, so they are compa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .. import _core
 from .._errors import MismatchError
+from .._tensors.location import Location
 from .mapping import Piece
 
 SHOWN = 5  # tensors in an error
@@ -35,8 +37,17 @@ def digests(pieces: Mapping[str, Piece], rank: int, world: int) -> dict[str, tup
         if any(isinstance(each, _core.Partial) for each in layout.placements):
             continue  # terms of separate sums
         part = f"{layout.placements} {layout.mesh.shape} {layout.mesh.coordinate(rank)}"
-        found[name] = (part, _core.local_digest(at.address, at.dtype, at.shape, at.strides))
+        found[name] = (part, _digest(at))
     return found
+
+
+def _digest(at: Location) -> str:
+    if at.quantised is None:
+        return _core.local_digest(at.address, at.dtype, at.shape, at.strides)
+    format, planes = at.quantised
+    *stack, rows, columns = at.shape
+    size, _ = _core.QuantSpec(format, "16x16").places(planes, math.prod(stack), rows, columns)
+    return _core.local_digest(at.address, "u8", (size,), (1,))
 
 
 def compare(told: Sequence[Digests]) -> None:

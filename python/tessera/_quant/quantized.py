@@ -89,7 +89,8 @@ class QuantizedTensor:
         """A tensor of zeros in Tessera's shared memory: room for codes and scales from elsewhere.
 
         A receiver registers it instead of a tensor. The sender's tensor of that name then travels in this format, and
-        codes, scales and amaxes arrive bit for bit as those of the whole tensor.
+        codes, scales and amaxes arrive bit for bit as those of the whole tensor. A sender registers it once it is
+        filled: it travels as it is, and is not quantised again.
 
         Its arrays are torch's if torch is imported, else NumPy's.
 
@@ -182,7 +183,7 @@ class QuantizedTensor:
 
     def __tessera_source__(self, name: str) -> Source:
         """Called by a batch that registers it."""
-        return Received(name, self)
+        return InBatch(name, self)
 
     def __repr__(self) -> str:
         scaling = f", scaling={self._spec.scaling!r}" if self.format == "nvfp4" else ""
@@ -237,8 +238,8 @@ def _in_one_block(
     return {name: plane(name) for name in names}, block
 
 
-class Received:
-    """A QuantizedTensor that a batch receives into."""
+class InBatch:
+    """A QuantizedTensor that a batch receives into, or sends as it is."""
 
     current = None
 
@@ -251,7 +252,9 @@ class Received:
         block = tensor._block
         if block is None:
             raise refusal(
-                self._name, "quantize() made its planes as separate arrays: register a QuantizedTensor.empty()"
+                self._name,
+                "quantize() made its planes as separate arrays: copy codes, scales and amaxes to a "
+                "QuantizedTensor.empty(), and register that",
             )
         if tensor._spec.scaling != "16x16":
             raise refusal(self._name, f"its blocks are {tensor._spec.scaling}: on the bus nvfp4 has blocks of 16x16")

@@ -101,11 +101,11 @@ void BatchImpl::open(const PairView& view, const CallLimits& limits) {
   });
   manifest_ = std::make_shared<const Manifest>(manifest_of(identity(), *setup_.tensors, setup_.layout));
   for (const ManifestEntry& entry : manifest_->entries)
-    if (sends() && !entry.planes.empty())
+    if (sends() && !entry.planes.empty() && entry.layout.has_partial())
       fail(
           ErrorCode::kInvalidArgument,
-          "{}: tensor {} is quantised already, to {}: offer the tensor that it was made from, to be quantised on its way"_message,
-          describe(), entry.name, to_string(*entry.wire));
+          "{}: tensor {} is quantised already, to {}, and has terms of a sum (layout {}): offer terms of floats, which are quantised once they are reduced"_message,
+          describe(), entry.name, to_string(*entry.wire), entry.layout.to_string());
   if (!sends())
     find_ties(registered_tensors(*manifest_, *setup_.tensors, identity().rank));  // refuse overlaps before others wait
   if (staged()) {

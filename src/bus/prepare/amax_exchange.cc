@@ -109,6 +109,7 @@ void AmaxExchange::merge_keys() {
   for (const auto& [rank, follower] : followers_) keys_.insert(keys_.end(), follower.keys.begin(), follower.keys.end());
   std::ranges::sort(keys_);
   keys_.erase(std::ranges::unique(keys_).begin(), keys_.end());
+  if (std::ranges::any_of(keys_, &AmaxKey::given)) given_by_.resize(keys_.size());
   const auto place_of = [this](const AmaxKey& key) {
     return static_cast<uint32_t>(std::ranges::lower_bound(keys_, key) - keys_.begin());
   };
@@ -249,10 +250,7 @@ void AmaxExchange::check_round() {
   NonfiniteFinding least = own_.finding;
   for (const auto& [rank, follower] : followers_)
     least = std::min(least, follower.report.finding, [&](auto& a, auto& b) { return order(a) < order(b); });
-  if (!least.any())
-    for (const auto& [rank, follower] : followers_)
-      for (size_t i = 0; i < follower.places.size(); ++i)
-        own_.amaxes[follower.places[i]] = std::max(own_.amaxes[follower.places[i]], follower.report.amaxes[i]);
+  if (const Status status = least.any() ? Status() : merge_reports(); !status.ok()) return fail_round(status, status);
   for (auto& [rank, follower] : followers_) {
     told_.version = version_;
     told_.epoch = follower.report.epoch;
@@ -265,6 +263,39 @@ void AmaxExchange::check_round() {
     if (follower.link->open()) follower.link->send(told_);
   }
   finish(least.any() ? status_of(least) : Status(), own_.amaxes);
+}
+
+Status AmaxExchange::merge_reports() {
+  constexpr Rank kNobody = -1;  // has told it yet
+  if (!given_by_.empty()) {
+    std::ranges::fill(given_by_, kNobody);
+    for (const uint32_t place : places_) given_by_[place] = 0;
+  }
+  for (const auto& [rank, follower] : followers_) {
+    for (size_t i = 0; i < follower.places.size(); ++i) {
+      const uint32_t place = follower.places[i];
+      const float told = follower.report.amaxes[i];
+      float& amax = own_.amaxes[place];
+      if (keys_[place].given()) {
+        if (given_by_[place] != kNobody && told != amax) return differs(place, given_by_[place], rank, told);
+        given_by_[place] = rank;
+      }
+      amax = std::max(amax, told);
+    }
+  }
+  return {};
+}
+
+Status AmaxExchange::differs(uint32_t place, Rank first, Rank second, float told) const {
+  const AmaxKey& key = keys_[place];
+  const std::vector<Match::Tensor>& tensors = setup_.agreement.match.tensors;
+  const auto rank = [this](Rank of) { return rank_name(agent_.identity().job, of); };
+  return failed(
+      ErrorCode::kMismatch,
+      "tensor {}: its matrix {} is quantised with {} {} on {} and {} on {}: shards that are quantised already "
+      "need the amax of the whole tensor: quantize(shard, amax=...)"_message,
+      key.group < tensors.size() ? tensors[key.group].name : "?", key.matrix,
+      key.column == AmaxKey::kGivenScale ? "scale" : "amax", own_.amaxes[place], rank(first), told, rank(second));
 }
 
 void AmaxExchange::fail_round(const Status& own, const Status& others) {

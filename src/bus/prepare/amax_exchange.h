@@ -6,8 +6,9 @@
 //   Attach; then Joins: its keys   Prepared, in between: it has the session as well
 //   Amaxes: version, epoch, ...    once it has its own and everyone's: Agreed
 //
-// It needs all ranks, and fails on all: at a value that no format can represent, or a send that is cancelled, late or
-// of another version. On the loop's thread. docs/formats/bus-protocol.md, "Amaxes".
+// Of a matrix that is quantised already, all ranks must tell the same instead. It needs all ranks, and fails on all: at
+// a value that no format can represent, or a send that is cancelled, late or of another version. On the loop's thread.
+// docs/formats/bus-protocol.md, "Amaxes".
 #pragma once
 
 #include <functional>
@@ -92,6 +93,8 @@ class AmaxExchange {
   void consider(Follower& follower);
   void answer(Follower& follower, const Status& status);
   void check_round();
+  Status merge_reports();  // into own_
+  Status differs(uint32_t place, Rank first, Rank second, float told) const;
   void fail_round(const Status& own, const Status& others);
   void fail_followers(int64_t version, const Status& status);
   void finish(const Status& status, std::span<const float> amaxes = {});
@@ -117,8 +120,9 @@ class AmaxExchange {
 
   std::map<Rank, Follower> followers_;  // on rank 0
   int64_t passed_ = 0;
-  Amaxes read_;  // the same
-  Agreed told_;  // the same
+  std::vector<Rank> given_by_;  // who has told a given key in this round, by place; empty if there are none
+  Amaxes read_;                 // the same
+  Agreed told_;                 // the same
 
   int64_t version_ = 0;  // the version that was begun
   Amaxes own_;           // what this rank has found, in the order of keys_; later what all ranks have found

@@ -26,6 +26,41 @@ TEST_F(RankZero, GivesEveryoneTheLargestOfEachKey) {
   let_all_agree(8, 2);
 }
 
+// Rank 0 has none of the matrix that is quantised already.
+TEST(RankZeroOfAQuantisedTensor, FailsAllWhereTwoRanksAreGivenDifferentAmaxes) {
+  constexpr AmaxKey kGiven{.matrix = 3, .row = AmaxKey::kWhole, .column = AmaxKey::kGivenAmax};
+  Star star{{kMatrix}};
+  star.join(1, {kMatrix, kGiven});
+  star.join(2, {kGiven});
+  star.zero_.start(7, {5});
+  star.tell(1, 7, 1, {2, 9});
+  star.tell(2, 7, 1, {9});
+  EXPECT_THAT(star.zero_.over(), ElementsAre("5"));
+  EXPECT_EQ(star.member(1).answer(), "7, 1: 5 9");
+  EXPECT_EQ(star.member(2).answer(), "7, 1: 9");
+  star.zero_.start(8, {5});
+  star.tell(1, 8, 2, {9, 2});
+  star.tell(2, 8, 2, {0});
+  const std::string differ =
+      "tensor w: its matrix 3 is quantised with amax 2 on trainer/1 and 0 on trainer/2: shards that are quantised "
+      "already "
+      "need the amax of the whole tensor: quantize(shard, amax=...)";
+  EXPECT_THAT(star.zero_.over(), ElementsAre("mismatch: " + differ));
+  EXPECT_EQ(star.member(1).answer(), "8, 2: " + differ);
+  EXPECT_EQ(star.member(2).answer(), "8, 2: " + differ);
+}
+
+TEST(RankZeroOfAQuantisedTensor, ComparesWhatItIsGivenItself) {
+  constexpr AmaxKey kScale{.matrix = 0, .row = AmaxKey::kWhole, .column = AmaxKey::kGivenScale};
+  Star star{{kScale, kScale}};
+  star.join(1, {kScale});
+  star.join(2, {});
+  star.zero_.start(7, {0.5, 0.5});
+  star.tell(1, 7, 1, {0.25});
+  star.tell(2, 7, 1, {});
+  EXPECT_THAT(star.zero_.over(), ElementsAre(HasSubstr("quantised with scale 0.5 on trainer/0 and 0.25 on trainer/1")));
+}
+
 TEST_F(RankZero, KeepsWhatComesBeforeItsTurn) {
   tell(1, 7, 1, {9, 2});
   tell(2, 7, 1, {4});

@@ -30,10 +30,15 @@ enum class AmaxMessage : uint16_t {
 // several ranks are equal or they differ; nothing else matters here.
 struct AmaxKey {
   static constexpr uint32_t kWhole = UINT32_MAX;  // instead of a block's row and column
-  uint32_t group = 0;                             // of tensors that are quantised as one
+  // Instead of a column, with kWhole for the row: the amax, or the only scale, of a matrix that is quantised already.
+  // Ranks that hold some of it have this key, and must tell the same.
+  static constexpr uint32_t kGivenAmax = UINT32_MAX - 1;
+  static constexpr uint32_t kGivenScale = UINT32_MAX - 2;
+  uint32_t group = 0;  // of tensors that are quantised as one
   uint32_t matrix = 0;
   uint32_t row = kWhole;
   uint32_t column = kWhole;
+  bool given() const { return row == kWhole && column != kWhole; }
   auto operator<=>(const AmaxKey&) const = default;
 };
 

@@ -147,6 +147,7 @@ struct Star {
     join(1, {kCutBlock, kMatrix});
     join(2, {kMatrix});
   }
+  explicit Star(std::vector<AmaxKey> own) : zero_(0, 3, std::move(own)) {}
   void join(Rank rank, const std::vector<AmaxKey>& keys) {
     auto [ours, theirs] = socket_pair();
     zero_.with([&](AmaxExchange& exchange) {

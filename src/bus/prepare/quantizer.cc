@@ -1,6 +1,8 @@
 #include "bus/prepare/quantizer.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "base/fail.h"
@@ -20,9 +22,20 @@ size_t matrices_of(const Shape& shape) {
   return static_cast<size_t>(matrices);
 }
 
-// For a group, the first tensor has the amaxes of all.
+// Of what is quantised here. For a group, the first tensor has the amaxes of all.
 bool has_matrix_amaxes(std::span<const Match::Tensor> tensors, size_t t) {
-  return tensors[t].wire && needs_amax(*tensors[t].wire) && tensors[t].group == t;
+  return tensors[t].wire && !tensors[t].encoded && needs_amax(*tensors[t].wire) && tensors[t].group == t;
+}
+
+std::vector<PlaneSource::Matrix> planes_in(const SessionSetup& setup, uint32_t tensor, uint32_t slot) {
+  const std::optional<PlaneSource>& plane = setup.tensors[tensor].encoded;
+  std::vector<PlaneSource::Matrix> matrices = plane ? plane->matrices : std::vector<PlaneSource::Matrix>();
+  for (PlaneSource::Matrix& matrix : matrices) {
+    matrix.codes += slot * setup.slot_bytes;
+    matrix.scales += slot * setup.slot_bytes;
+    if (matrix.amax != nullptr) matrix.amax += slot * setup.slot_bytes;
+  }
+  return matrices;
 }
 
 }  // namespace
@@ -48,7 +61,9 @@ Quantizer::Quantizer(Agent& agent, const SessionSetup& setup, const SourceOf& so
   for (uint32_t slot = 0; slot < setup_.slots; ++slot) {
     std::vector<EncodeRun::Memory> memory;
     for (size_t p = 0; p < parts_.size(); ++p)
-      memory.push_back({sources_[slot][p], pieces_.data() + slot * slot_bytes_ + parts_[p].offset});
+      memory.push_back({.data = sources_[slot][p],
+                        .piece = pieces_.data() + slot * slot_bytes_ + parts_[p].offset,
+                        .planes = planes_in(setup_, parts_[p].tensor, slot)});
     encode_runs_.push_back(setup_.runs->make_encoding(program_, amaxes_, std::move(memory), setup_.agreement.digest,
                                                       [this] { encoded_.raise(); }));
   }
@@ -72,17 +87,39 @@ void Quantizer::collect_parts(const SourceOf& source_of) {
     const Match::Tensor& matched = setup_.agreement.match.tensors[route.tensor];
     if (!matched.wire) continue;
     part_of_[sent] = static_cast<uint32_t>(parts_.size());
-    parts_.push_back({.sent = sent, .tensor = route.tensor, .offset = 0, .cut_blocks = {}, .first_key = 0});
-    routes.push_back(
-        {.tensor = route.tensor, .what = wire_region(matched, route.region), .src = source_of(route, 0).src});
-    for (uint32_t slot = 0; slot < setup_.slots; ++slot) sources_[slot].push_back(source_of(route, slot).data);
+    parts_.push_back(
+        {.sent = sent, .tensor = route.tensor, .offset = 0, .cut_blocks = {}, .given = {}, .first_key = 0});
+    QuantizeRoute& quantised =
+        routes.emplace_back(QuantizeRoute{.tensor = route.tensor, .what = wire_region(matched, route.region)});
+    if (matched.encoded) {
+      quantised.planes = setup_.tensors[route.tensor].encoded;
+      quantised.src = {.owned = quantised.planes->held, .strides = std::vector<Index>(matched.shape.size(), 0)};
+    } else {
+      quantised.src = source_of(route, 0).src;
+    }
+    for (uint32_t slot = 0; slot < setup_.slots; ++slot)
+      sources_[slot].push_back(matched.encoded ? nullptr : source_of(route, slot).data);
   }
   program_ = std::make_shared<QuantizeProgram>(routes);
   for (size_t p = 0; p < parts_.size(); ++p) {
     parts_[p].offset = slot_bytes_;
     slot_bytes_ += round_up(static_cast<uint64_t>(program_->piece(p).bytes()), kPieceAlignment);
     share_.add(program_->piece(p));
+    if (routes[p].planes) parts_[p].given = given_of(*routes[p].planes, program_->piece(p));
   }
+}
+
+std::vector<Quantizer::Given> Quantizer::given_of(const PlaneSource& plane, const WirePiece& piece) const {
+  const PlaneReader reader(piece, plane);
+  const codec::BlockFormat& format = piece.what().format;
+  std::vector<Given> given;
+  for (Index m = 0; m < piece.walk().matrices(); ++m) {
+    const PlaneSource::Matrix& held = plane.matrices[reader.held_matrix(m)];
+    const Index matrix = piece.tensor_matrix(m);
+    if (held.amax != nullptr) given.push_back({.matrix = matrix, .scale = false, .value = held.amax});
+    if (format.one_scale()) given.push_back({.matrix = matrix, .scale = true, .value = held.scales});
+  }
+  return given;
 }
 
 void Quantizer::require_few_keys() const {
@@ -90,7 +127,8 @@ void Quantizer::require_few_keys() const {
   std::vector<Index> matrices(tensors.size(), 0), blocks(tensors.size(), 0);
   for (size_t t = 0; t < tensors.size(); ++t)
     if (has_matrix_amaxes(tensors, t)) matrices[t] = static_cast<Index>(matrices_of(tensors[t].shape));
-  for (size_t p = 0; p < parts_.size(); ++p) blocks[parts_[p].tensor] += program_->cut_block_count(p);
+  for (size_t p = 0; p < parts_.size(); ++p)
+    blocks[parts_[p].tensor] += program_->cut_block_count(p) + std::ssize(parts_[p].given);
   Index sum = 0;
   size_t most = 0;
   for (size_t t = 0; t < tensors.size(); ++t) {
@@ -128,6 +166,11 @@ std::vector<AmaxKey> Quantizer::collect_keys() {
                       .column = static_cast<uint32_t>(block.block_column)});
       parts_[p].cut_blocks.push_back(block.place);
     }
+    for (const Given& given : parts_[p].given)
+      keys.push_back({.group = parts_[p].tensor,
+                      .matrix = static_cast<uint32_t>(given.matrix),
+                      .row = AmaxKey::kWhole,
+                      .column = given.scale ? AmaxKey::kGivenScale : AmaxKey::kGivenAmax});
   }
   return keys;
 }
@@ -159,8 +202,11 @@ void Quantizer::start(int64_t version, uint32_t slot) {
   round_.version = version;
   round_.slot = slot;
   round_.failure = {};
-  enter("find amaxes", QuantizePhase::kAmax, amax_run_->bytes());
+  round_.copied = {};
+  for (size_t p = 0; p < parts_.size(); ++p)
+    if (sources_[slot][p] == nullptr) round_.copied.add(program_->piece(p));
   amax_run_->read_from(sources_[slot]);
+  enter("find amaxes", QuantizePhase::kAmax, amax_run_->bytes());
   amax_run_->start(++round_.epoch);
   fail_point("wire: amax");
 }
@@ -180,8 +226,11 @@ void Quantizer::leave(bool well) {
   Metrics& metrics = Metrics::process();
   metrics.quantize_seconds(phase).observe(Clock::steady().now() - round_.entered);
   if (phase != QuantizePhase::kEncode) return;
-  metrics.quantized_source_bytes.add(static_cast<uint64_t>(share_.quantized_source_bytes));
-  metrics.quantized_bytes.add(static_cast<uint64_t>(share_.quantized_bytes));
+  const RankShare& copied = round_.copied;
+  metrics.quantized_source_bytes.add(
+      static_cast<uint64_t>(share_.quantized_source_bytes - copied.quantized_source_bytes));
+  metrics.quantized_bytes.add(static_cast<uint64_t>(share_.quantized_bytes - copied.quantized_bytes));
+  metrics.encoded_bytes.add(static_cast<uint64_t>(copied.quantized_bytes));
 }
 
 void Quantizer::abort(const Status& status) {
@@ -198,6 +247,7 @@ void Quantizer::abort(const Status& status) {
 }
 
 void Quantizer::on_looked() {
+  if (round_.failure.ok()) round_.failure = check_given();
   if (!round_.failure.ok()) {
     exchange_->give_up(round_.version, round_.failure);
     return finish(round_.failure);
@@ -210,10 +260,33 @@ void Quantizer::on_looked() {
   exchange_->start(round_.version, reported_);
 }
 
+float Quantizer::value_of(const Given& given) const {
+  float value = 0;
+  std::memcpy(&value, given.value + round_.slot * setup_.slot_bytes, sizeof(value));
+  return value;
+}
+
+Status Quantizer::check_given() const {
+  for (const Part& part : parts_) {
+    for (const Given& given : part.given) {
+      const float value = value_of(given);
+      if (std::isfinite(value) && !std::signbit(value)) continue;
+      return failed(ErrorCode::kInvalidArgument,
+                    "tensor {}: it is quantised to {} already, and the {} of its matrix {} is {}: it is finite, and 0 "
+                    "or more"_message,
+                    matched(part).name, to_string(*matched(part).wire), given.scale ? "scale" : "amax", given.matrix,
+                    value);
+    }
+  }
+  return {};
+}
+
 void Quantizer::report() {
   std::ranges::fill(reported_, 0.0F);
   for (size_t p = 0; p < parts_.size(); ++p) {
     const Part& part = parts_[p];
+    for (size_t g = 0; g < part.given.size(); ++g) reported_[part.first_key + g] = value_of(part.given[g]);
+    if (matched(part).encoded) continue;
     const std::span<const float> matrices = amaxes_->matrices(p);
     for (size_t m = 0; m < matrices.size(); ++m) {
       const Index matrix = program_->matrix_of(p, static_cast<Index>(m));
@@ -243,7 +316,7 @@ void Quantizer::on_encoded() {
 Status Quantizer::check_range(std::span<const float> amaxes) const {
   const std::vector<Match::Tensor>& tensors = setup_.agreement.match.tensors;
   for (size_t t = 0; t < tensors.size(); ++t) {
-    if (tensors[t].wire != Format::kNvfp4) continue;
+    if (tensors[t].wire != Format::kNvfp4 || tensors[t].encoded) continue;
     for (size_t m = 0; m < matrices_of(tensors[t].shape); ++m) {
       const float amax = amaxes[matrix_keys_[t] + m];
       if (amax != 0 && (amax < codec::kLeastNvAmax || amax > codec::kMostNvAmax))
@@ -259,6 +332,7 @@ Status Quantizer::check_range(std::span<const float> amaxes) const {
 void Quantizer::take_over(std::span<const float> amaxes) {
   for (size_t p = 0; p < parts_.size(); ++p) {
     const Part& part = parts_[p];
+    if (matched(part).encoded) continue;
     const std::span<float> matrices = amaxes_->matrices(p);
     const std::span<const float> of_matrices =
         mutated(Mutation::kLocalAmax) ? std::span<const float>(reported_) : amaxes;

@@ -5,7 +5,8 @@
 //   idle --start(v)--> amaxes of this rank --> agreeing with all ranks --> encoding --> idle, quantized(ok)
 //                            \---- aborted, or failed on any rank: quantized(why), on all ----/
 //
-// A rank that sends nothing quantised takes part as well, so that all sends fail alike. On the loop's thread.
+// A rank that sends nothing quantised takes part as well, so that all sends fail alike. Tensors that are quantised
+// already are only copied into pieces, once all ranks have told the same amaxes of them. On the loop's thread.
 // docs/formats/bus-protocol.md, "Amaxes".
 #pragma once
 
@@ -53,7 +54,7 @@ class Quantizer final : public PreparationStep {
   const Digest& digest(uint32_t sent, uint32_t slot) const;
   const Digest& rest(uint32_t sent, uint32_t slot) const;
 
-  // What one transfer quantises here, not counting the bytes that it moves.
+  // What travels quantised from here in one transfer, not counting the bytes that it moves.
   const RankShare& share() const { return share_; }
 
   void start(int64_t version, uint32_t slot) override;
@@ -65,24 +66,35 @@ class Quantizer final : public PreparationStep {
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
+  // What all ranks that hold a matrix must tell alike, as it is quantised already.
+  struct Given {
+    Index matrix = 0;
+    bool scale = false;                // its only one; else its amax
+    const std::byte* value = nullptr;  // f32, in the first slot
+  };
   struct Part {
     uint32_t sent = 0;
     uint32_t tensor = 0;
     uint64_t offset = 0;             // of its piece in a slot
     std::vector<size_t> cut_blocks;  // blocks whose amaxes are agreed on, in the order of their keys
-    size_t first_key = 0;            // of the blocks
+    std::vector<Given> given;        // likewise; of a tensor that is quantised already
+    size_t first_key = 0;            // of either
   };
 
   std::string waits_for() const;                                     // "trainer/1, trainer/2", or empty
   void enter(const char* span, QuantizePhase phase, int64_t bytes);  // the phase succeeded. `span`: a literal
   void leave(bool well);                                             // ends the version. REQUIRES: busy()
   void collect_parts(const SourceOf& source_of);
+  std::vector<Given> given_of(const PlaneSource& plane, const WirePiece& piece) const;
   std::vector<AmaxKey> collect_keys();
   void require_few_keys() const;
   void on_looked();
   void on_agreed(const Status& status, std::span<const float> amaxes);
   void on_encoded();
   Status check_range(std::span<const float> amaxes) const;
+  const Match::Tensor& matched(const Part& part) const { return setup_.agreement.match.tensors[part.tensor]; }
+  float value_of(const Given& given) const;  // in the round's slot
+  Status check_given() const;
   void report();
   void take_over(std::span<const float> amaxes);
   void spoil_piece();
@@ -97,7 +109,7 @@ class Quantizer final : public PreparationStep {
   std::vector<size_t> matrix_keys_;  // by tensor, of the first matrix of its group; if the format needs amaxes
   std::shared_ptr<const QuantizeProgram> program_;
   std::shared_ptr<QuantizeAmaxes> amaxes_;
-  std::vector<std::vector<const std::byte*>> sources_;  // by slot, of the parts
+  std::vector<std::vector<const std::byte*>> sources_;  // by slot, of the parts; null: it is quantised already
   SharedBuffer pieces_;
   uint64_t slot_bytes_ = 0;
   RankShare share_;
@@ -116,6 +128,7 @@ class Quantizer final : public PreparationStep {
     int64_t version = 0;
     uint32_t slot = 0;
     uint32_t epoch = 0;
+    RankShare copied;  // of share(): that is quantised already
     Status failure;
   };
   Round round_;

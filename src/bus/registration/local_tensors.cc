@@ -187,7 +187,17 @@ Match::Tensor upright(Match::Tensor matched) {
   return matched;
 }
 
+// From the column plane where its blocks travel, or where no other plane is there.
+LocalTensor encoded_tensor(const Match::Tensor& matched, const TensorSpec* spec, Rank rank) {
+  Region travels = matched.src.owned(matched.shape, rank);
+  if (spec == nullptr) return local_tensor(matched.name, DType::kU8, Region::none(travels.ndim()), nullptr);
+  const Match::Tensor whole = upright(matched);
+  const Plane plane = matched.transposed || !spec->planes.row ? Plane::kColumn : Plane::kRow;
+  return sent_plane(matched.name, *spec, whole.src.owned(whole.shape, rank), plane, std::move(travels));
+}
+
 LocalTensor sent_tensor(const Match::Tensor& matched, const TensorSpec* spec, Rank rank) {
+  if (matched.encoded) return encoded_tensor(matched, spec, rank);
   if (matched.transposed) return transposed(sent_tensor(upright(matched), spec, rank));
   return matched.of ? part_of(matched, *matched.of, spec, rank)
                     : local_tensor(matched.name, matched.src_dtype, matched.src.owned(matched.shape, rank), spec);

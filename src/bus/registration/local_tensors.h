@@ -1,12 +1,14 @@
 // The tensors of this rank as the user registered them: checked, described, and compared with each other.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "bus/registration/match.h"
 #include "exec/walk/route.h"
+#include "exec/wire/plane_reader.h"
 #include "peer/agent.h"
 #include "tessera/bus.h"
 
@@ -22,6 +24,9 @@ struct LocalTensor {
   // `data` then describe their bytes.
   Region held{};
   std::vector<PlaneTarget> planes{};
+  // Of a tensor that is quantised already: the plane that it is sent from. `dtype`, `array` and `data` describe its
+  // bytes.
+  std::optional<PlaneSource> encoded{};
 
   bool empty() const { return data == nullptr; }
   ByteExtent extent() const;

@@ -162,7 +162,7 @@ TEST(ManifestOf, PlanesGoWithAFormatAMatrixAndNoStrides) {
   };
   EXPECT_EQ(error([](TensorSpec&) {}), "(no error)");
   EXPECT_THAT(error([](TensorSpec& spec) { spec.wire.reset(); }),
-              HasSubstr("into planes (row and column) without a format"));
+              HasSubstr("its planes (row and column) have no format"));
   EXPECT_THAT(error([](TensorSpec& spec) { spec.shape = {64}; }), HasSubstr("shape 64 is not that of a matrix"));
   EXPECT_THAT(error([](TensorSpec& spec) { spec.strides = {64, 1}; }), HasSubstr("it has strides"));
   EXPECT_THAT(error([](TensorSpec& spec) { spec.shape = {32, 63}; }), HasSubstr("packs pairs along its columns"));
@@ -192,6 +192,39 @@ TEST(LocalTensors, ReceivedIntoPlanesLieInTheBlockOfThese) {
   EXPECT_THAT(mx[0].held.extents(), ElementsAre(32, 128));
   EXPECT_THAT(mx[1].held.extents(), ElementsAre(128, 32));
   EXPECT_THAT(find_ties(mx), ElementsAre(0, 1));
+}
+
+TEST(LocalTensors, SentFromPlanesTakeThePlaneThatTravels) {
+  const auto found = [](Format format, PlaneSet offered, PlaneSet taken, const char* layout = "2:S1") {
+    const std::vector<TensorSpec> specs{planes_spec(format, {3, 64, 128}, layout, offered)};
+    ManifestEntry entry{.name = "w", .shape = {3, 64, 128}, .layout = Layout::parse("1:R"), .wire = format};
+    entry.planes = taken;
+    const Match matched = match(manifest_of(kRank, specs), "trainer", {{entry}}, "inference");
+    return local_tensors(matched, specs, 0, true);
+  };
+  constexpr PlaneSet kRow{.row = true}, kColumn{.column = true}, kBoth{.row = true, .column = true};
+  const auto* block = static_cast<const std::byte*>(planes_spec(Format::kNvfp4, {16, 16}, "1:R", kRow).data);
+  const auto nv = found(Format::kNvfp4, kBoth, kBoth);
+  const QuantizedLayout nv_layout = quantized_layout({.format = Format::kNvfp4}, kBoth, 3, 32, 128);
+  ASSERT_EQ(nv.size(), 1u);
+  ASSERT_TRUE(nv[0].encoded);
+  EXPECT_FALSE(nv[0].encoded->transposed);
+  EXPECT_THAT(nv[0].encoded->held.extents(), ElementsAre(3, 32, 128));
+  ASSERT_EQ(nv[0].encoded->matrices.size(), 3u);
+  EXPECT_EQ(nv[0].encoded->matrices[2].codes - block, nv_layout.row->codes + 2 * 32 * 64);
+  EXPECT_EQ(nv[0].encoded->matrices[2].scales - block, nv_layout.row->scales + 2 * 32 * 8);
+  EXPECT_EQ(nv[0].encoded->matrices[2].amax - block, nv_layout.row->amaxes + 8);
+  EXPECT_TRUE(found(Format::kNvfp4, kColumn, {})[0].encoded->transposed);
+
+  const auto mx = found(Format::kMxfp8, kBoth, kBoth);
+  const QuantizedLayout mx_layout = quantized_layout({.format = Format::kMxfp8}, kBoth, 3, 32, 128);
+  ASSERT_EQ(mx.size(), 2u);
+  EXPECT_FALSE(mx[0].encoded->transposed);
+  EXPECT_TRUE(mx[1].encoded->transposed);
+  EXPECT_THAT(mx[1].encoded->held.extents(), ElementsAre(3, 128, 32));
+  EXPECT_EQ(mx[1].encoded->matrices[1].codes - block, mx_layout.column->codes + 32 * 128);
+  EXPECT_EQ(mx[1].encoded->matrices[1].amax, nullptr);
+  EXPECT_FALSE(found(Format::kFp8Block1x128, kColumn, kColumn, "2:S2")[0].encoded->transposed);
 }
 
 TEST(ManifestOf, ATensorWithoutALayoutHasThePairsOrIsReplicated) {

@@ -88,7 +88,7 @@ ManifestEntry merge_claims(const std::string& job, const Claims& claims, Finding
       findings.add("tensor {}: {}/{} asks for wire format {}, {}/{} for {}", first.name, job, rank,
                    to_string(entry->wire), job, first_rank, to_string(first.wire));
     } else if (entry->planes != first.planes) {
-      findings.add("tensor {}: {}/{} takes planes of it: {}, {}/{}: {}", first.name, job, rank,
+      findings.add("tensor {}: {}/{} has planes of it: {}, {}/{}: {}", first.name, job, rank,
                    tessera::to_string(entry->planes), job, first_rank, tessera::to_string(first.planes));
     } else if (entry->fused != first.fused) {
       findings.add("tensor {}: {}/{} has it as {}, {}/{} as {}", first.name, job, rank, to_string(entry->fused), job,
@@ -129,8 +129,12 @@ Match::Tensor source_tensor(const ManifestEntry& offered, const ManifestEntry& t
                        .dst_dtype = taken.dtype,
                        .src = offered.layout,
                        .dst = taken.layout};
+  tensor.encoded = !offered.planes.empty();
+  if (tensor.encoded) tensor.src_dtype = DType::kF32;  // what it stands for
   const std::vector<Slice>& slices = taken.source.slices;
   if (slices.empty()) return tensor;
+  if (tensor.encoded)
+    fail(ErrorCode::kUnimplemented, "a slice of what is quantised to {} already"_message, to_string(offered.wire));
   if (bits_of(offered.dtype) < 8)
     fail(ErrorCode::kUnimplemented, "a slice of {}, whose elements share bytes"_message, to_string(offered.dtype));
   tensor.of = {.shape = offered.shape, .layout = offered.layout, .slices = slices};
@@ -144,7 +148,13 @@ std::optional<Format> agreed_wire(const ManifestEntry& offered, const std::strin
                                   const ManifestEntry& taken, const std::string& receiver_job,
                                   const Match::Tensor& tensor, Findings& findings) {
   if (!can_be_quantised(tensor.src_dtype, tensor.shape)) return std::nullopt;
-  if (offered.wire && taken.wire && *offered.wire != *taken.wire)
+  const bool differ = offered.wire && taken.wire && *offered.wire != *taken.wire;
+  if (differ && tensor.encoded)
+    findings.add(
+        "tensor {}: {} offers it quantised to {} already, and {} asks for {}: ask for what is offered, or offer the "
+        "tensor that it was made from",
+        taken.name, sender_job, to_string(offered.wire), receiver_job, to_string(taken.wire));
+  else if (differ)
     findings.add("tensor {}: {} asks for wire format {}, {} for {}", taken.name, sender_job, to_string(offered.wire),
                  receiver_job, to_string(taken.wire));
   const std::optional<Format> wire = offered.wire ? offered.wire : taken.wire;
@@ -154,6 +164,22 @@ std::optional<Format> agreed_wire(const ManifestEntry& offered, const std::strin
         "for it, mxfp8 for example, or for none",
         taken.name, tensor.shape.size() - 1, to_string_shape(tensor.shape));
   return wire;
+}
+
+// Findings for planes that are to travel as they are and that the sender does not have.
+void require_offered_planes(const ManifestEntry& offered, const std::string& sender_job, const ManifestEntry& taken,
+                            const std::string& receiver_job, Findings& findings) {
+  if (column_is_transposed_row({.format = *offered.wire})) return;  // either plane tells the other
+  const bool row = taken.planes.empty() || taken.planes.row;
+  if ((!row || offered.planes.row) && (!taken.planes.column || offered.planes.column)) return;
+  findings.add(
+      "tensor {}: {} takes {} of it, and {} offers its {} plane only, quantised to {} already: offer both planes, or "
+      "the "
+      "tensor that they were made from",
+      taken.name, receiver_job,
+      taken.planes.empty() ? "the values of the row plane"
+                           : fmt::format("the {} plane", tessera::to_string(taken.planes)),
+      sender_job, tessera::to_string(offered.planes), to_string(offered.wire));
 }
 
 // Adds what has to travel for the planes.
@@ -189,19 +215,23 @@ void match_one(const ManifestEntry& offered, const std::string& sender_job, cons
   if (tensor.shape != taken.shape)
     findings.add("tensor {}: shape {} in {}{}, {} in {}", taken.name, to_string_shape(tensor.shape), from, sender_job,
                  to_string_shape(taken.shape), receiver_job);
-  if (taken.planes.empty() && offered.dtype != taken.dtype &&
-      !(is_castable_float(offered.dtype) && is_castable_float(taken.dtype)))
+  if (taken.planes.empty() && tensor.src_dtype != taken.dtype &&
+      !(is_castable_float(tensor.src_dtype) && is_castable_float(taken.dtype)))
     findings.add("tensor {}: dtype {} in {}{} cannot be cast to {} in {} (f64, f32, f16 and bf16 can)", taken.name,
-                 to_string(offered.dtype), from, sender_job, to_string(taken.dtype), receiver_job);
+                 to_string(tensor.src_dtype), from, sender_job, to_string(taken.dtype), receiver_job);
   if (taken.layout.has_partial())
     findings.add(
         "tensor {}: {} asks for layout {}: a Partial destination cannot be filled from another job, because "
         "nothing says how its terms should be split; take R or S and reduce there",
         taken.name, receiver_job, taken.layout.to_string());
   tensor.wire = agreed_wire(offered, sender_job, taken, receiver_job, tensor, findings);
-  tensor.fused = taken.fused.place;
-  if (!offered.planes.empty())
-    findings.add("tensor {}: {} offers planes of it, which can only be received", offered.name, sender_job);
+  if (!tensor.encoded)
+    tensor.fused = taken.fused.place;
+  else if (tensor.wire)
+    require_offered_planes(offered, sender_job, taken, receiver_job, findings);
+  else
+    findings.add("tensor {}: {} offers planes of it, and shape {} is not that of a matrix", offered.name, sender_job,
+                 to_string_shape(tensor.shape));
   if (taken.planes.empty()) return matched.tensors.push_back(std::move(tensor));
   if (!tensor.wire)
     return findings.add(
@@ -264,7 +294,7 @@ void require_few_ranks(const Manifest& sender, const Manifest& receiver, const T
   }
 }
 
-// Parts of one tensor are quantised together.
+// Parts of one tensor are quantised together, unless they are quantised already.
 void find_groups(const Manifest& receiver, Match& matched, Findings& findings) {
   NameTable parts(0), wholes(0);
   std::vector<uint32_t> whole_of;  // by part
@@ -277,7 +307,7 @@ void find_groups(const Manifest& receiver, Match& matched, Findings& findings) {
   for (uint32_t t = 0; t < matched.tensors.size(); ++t) {
     Match::Tensor& tensor = matched.tensors[t];
     tensor.group = t;
-    if (!tensor.wire || parts.size() == 0) continue;
+    if (!tensor.wire || tensor.encoded || parts.size() == 0) continue;
     const std::optional<uint32_t> part = parts.find(tensor.name);
     if (!part) continue;
     const uint32_t whole = whole_of[*part];

@@ -37,6 +37,7 @@ struct Match {
     Layout dst;                                 // over ranks of the receiving job
     std::optional<Whole> of = std::nullopt;     // if `shape` and `src` are a slice of it
     std::optional<Format> wire = std::nullopt;  // the format that it travels in
+    bool encoded = false;                       // the sender has it in that format already
     PlaneSet planes = {};                       // received as they are; none: received as floats
     // The transpose of the last two dims travels, and `shape`, `src` and `dst` describe it: for a column plane whose
     // blocks differ from the row plane's.

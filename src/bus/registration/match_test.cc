@@ -247,7 +247,7 @@ TEST(Match, PartsOfAFusedTensorAreOneGroup) {
   EXPECT_THAT(error(entry("k", {4, 6}, "1:R"), part("k", {4, 6}, "qk", 4)), "no error");  // it is not quantised
 }
 
-TEST(Match, PlanesAreTakenOfWhatCanBeQuantisedAndNotOffered) {
+TEST(Match, PlanesAreTakenOfWhatCanBeQuantised) {
   ManifestEntry planes = quantised(entry("w", {4, 6}, "1:R", DType::kF8E4M3), Format::kMxfp8);
   planes.planes = {.row = true};
   const auto error = [&](const ManifestEntry& offered) {
@@ -255,7 +255,53 @@ TEST(Match, PlanesAreTakenOfWhatCanBeQuantisedAndNotOffered) {
   };
   EXPECT_THAT(error(entry("w", {4, 6}, "1:R", DType::kI32)),
               HasSubstr("tensor w: inference takes it quantised to mxfp8, and trainer offers i32 of shape 4x6"));
-  EXPECT_THAT(error(planes), HasSubstr("trainer offers planes of it"));
+}
+
+ManifestEntry encoded(Format format, PlaneSet planes, const Shape& shape = {64, 128}) {
+  ManifestEntry offered = quantised(entry("w", shape, "1:R", DType::kF8E4M3), format);
+  offered.planes = planes;
+  return offered;
+}
+
+TEST(Match, WhatIsQuantisedAlreadyStandsForF32) {
+  const auto tensors = [](const ManifestEntry& offered, const ManifestEntry& taken) {
+    return match({{offered}}, "trainer", {{taken}}, "inference").tensors;
+  };
+  constexpr PlaneSet kRow{.row = true}, kBoth{.row = true, .column = true};
+  for (const Format format : all_formats()) {
+    const auto floats = tensors(encoded(format, kRow), entry("w", {64, 128}, "2:S0", DType::kF16));
+    ASSERT_EQ(floats.size(), 1u);
+    EXPECT_TRUE(floats[0].encoded);
+    EXPECT_EQ(floats[0].src_dtype, DType::kF32);
+    EXPECT_EQ(floats[0].wire, format);
+    const bool once = column_is_transposed_row({.format = format});
+    const auto planes = tensors(encoded(format, kBoth), encoded(format, kBoth));
+    ASSERT_EQ(planes.size(), once ? 1u : 2u) << to_string(format);
+    EXPECT_TRUE(planes.back().encoded);
+  }
+  // A part of a fused tensor, which would otherwise be quantised with the others.
+  ManifestEntry part = entry("w", {64, 128}, "1:R");
+  part.fused = {.name = "qk", .place = {{.row = 8, .column = 0}}};
+  EXPECT_EQ(tensors(encoded(Format::kNvfp4, kRow), part)[0].fused, std::nullopt);
+}
+
+TEST(Match, PlanesAndFormatsThatTheSenderDoesNotHaveAreNamed) {
+  const auto error = [&](const ManifestEntry& offered, const ManifestEntry& taken) {
+    return mismatch_of([&] { match({{offered}}, "trainer", {{taken}}, "inference"); });
+  };
+  constexpr PlaneSet kRow{.row = true}, kColumn{.column = true};
+  EXPECT_THAT(error(encoded(Format::kMxfp8, kRow), encoded(Format::kMxfp8, kColumn)),
+              HasSubstr("tensor w: inference takes the column plane of it, and trainer offers its row plane only, "
+                        "quantised to mxfp8 already: offer both planes, or the tensor that they were made from"));
+  EXPECT_THAT(error(encoded(Format::kFp8Block1x128, kColumn), entry("w", {64, 128}, "1:R")),
+              HasSubstr("inference takes the values of the row plane of it, and trainer offers its column plane only"));
+  EXPECT_EQ(error(encoded(Format::kNvfp4, kRow), encoded(Format::kNvfp4, kColumn)), "no error");
+  EXPECT_THAT(error(encoded(Format::kNvfp4, kRow), encoded(Format::kMxfp8, kRow)),
+              HasSubstr("tensor w: trainer offers it quantised to nvfp4 already, and inference asks for mxfp8"));
+  EXPECT_THAT(error(encoded(Format::kNvfp4, kRow), taken(entry("w", {32, 128}, "1:R"), "w", {{0, 32}, {0, 128}})),
+              HasSubstr("a slice of what is quantised to nvfp4 already"));
+  EXPECT_THAT(error(encoded(Format::kNvfp4, kRow, {64}), entry("w", {64}, "1:R")),
+              HasSubstr("trainer offers planes of it, and shape 64 is not that of a matrix"));
 }
 
 TEST(Match, AnOddPackedDimIsNamed) {

@@ -38,7 +38,7 @@ void require_whole_blocks(const TensorSpec& spec, const Layout& layout, Plane pl
       fail(
           ErrorCode::kInvalidArgument,
           "layout {} cuts dim {} of shape {} at {}, inside a block of {} x {} of its {} plane in {}: the nearest edges "
-          "between blocks are {} and {}: choose a mesh or bounds (G{}[0;...]) that cut there, or take it dequantised"_message,
+          "between blocks are {} and {}: choose a mesh or bounds (G{}[0;...]) that cut there, or register a tensor of floats"_message,
           layout.to_string(), dim, to_string_shape(spec.shape), edge, block.rows, block.columns, to_string(plane),
           to_string(*spec.wire), before, std::min(before + length, size), dim);
     }
@@ -49,8 +49,7 @@ void require_whole_blocks(const TensorSpec& spec, const Layout& layout, Plane pl
 
 DType require_planes(const TensorSpec& spec, const Layout& layout) {
   if (!spec.wire)
-    fail(ErrorCode::kInvalidArgument,
-         "it is received into planes ({}) without a format: name one in TensorSpec::wire"_message,
+    fail(ErrorCode::kInvalidArgument, "its planes ({}) have no format: name one in TensorSpec::wire"_message,
          to_string(spec.planes));
   if (spec.shape.size() < 2)
     fail(ErrorCode::kInvalidArgument, "shape {} is not that of a matrix, or of a stack of them, which {} needs"_message,
@@ -98,6 +97,23 @@ LocalTensor local_planes(const std::string& name, const TensorSpec& spec, Region
   }
   tensor.data = block + begin;
   tensor.array = {.owned = Region::full(Shape{end - begin}), .strides = {1}};
+  return tensor;
+}
+
+LocalTensor sent_plane(const std::string& name, const TensorSpec& spec, Region owned, Plane plane, Region travels) {
+  const bool row = plane == Plane::kRow;
+  LocalTensor tensor = local_planes(name, spec, std::move(owned), {.row = row, .column = !row});
+  if (tensor.held.empty()) return tensor;
+  const QuantizedLayout layout = layout_of(spec, tensor.held);
+  const PlaneShape& shape = (row ? *layout.row : *layout.column).shape;
+  const PlaneTarget at = std::exchange(tensor.planes, {}).front();
+  const Shape extents = std::exchange(tensor.held, {}).extents();
+  tensor.encoded = {.transposed = at.transposed, .held = std::move(travels)};
+  for (Index m = 0; m < element_count(std::span(extents).first(extents.size() - 2)); ++m)
+    tensor.encoded->matrices.push_back(
+        {.codes = at.codes + m * shape.code_bytes(),
+         .scales = at.scales + m * shape.scale_bytes(),
+         .amax = at.amaxes == nullptr ? nullptr : at.amaxes + m * static_cast<Index>(sizeof(float))});
   return tensor;
 }
 

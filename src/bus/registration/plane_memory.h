@@ -1,4 +1,5 @@
-// Tensors that are received into planes (TensorSpec::planes): which may be registered, and where their bytes are.
+// Tensors that are received into planes, or sent from them (TensorSpec::planes): which may be registered, and where
+// their bytes are.
 #pragma once
 
 #include <string>
@@ -10,11 +11,15 @@
 namespace tessera::bus {
 
 // The dtype of its codes. Throws Error(kInvalidArgument) if there is no format or it is not a matrix, for strides, for
-// rows or columns that cannot be packed, and if an edge of any rank's shard is inside a block of a plane that is taken;
+// rows or columns that cannot be packed, and if an edge of any rank's shard is inside a block of a plane that is there;
 // kUnimplemented for a part of a fused tensor. REQUIRES: `layout` is bound to the spec's shape.
 DType require_planes(const TensorSpec& spec, const Layout& layout);
 
 // The given `planes` in the registered block of memory, for what this rank owns (as registered).
 LocalTensor local_planes(const std::string& name, const TensorSpec& spec, Region owned, PlaneSet planes);
+
+// One of them, as a sender's tensor is sent from it. `travels`: what this rank owns of the tensor that travels, which
+// may be the transpose of the registered one.
+LocalTensor sent_plane(const std::string& name, const TensorSpec& spec, Region owned, Plane plane, Region travels);
 
 }  // namespace tessera::bus

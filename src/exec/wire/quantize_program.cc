@@ -67,6 +67,7 @@ QuantizePart::QuantizePart(const QuantizeRoute& route)
       look_at(seen, route.src.owned, route.src.strides) {
   extent_of(route.what.src_dtype, route.src.owned.extents(), route.src.strides);
   const WireRegion& what = route.what;
+  if (route.planes) planes.emplace(piece, *route.planes);
   if (format().one_scale() || what.region.empty()) return;
   const BlockWalk& walk = piece.walk();
   const int columns = what.region.ndim() - 1;
@@ -85,7 +86,6 @@ QuantizeProgram::QuantizeProgram(std::span<const QuantizeRoute> routes) {
     const QuantizePart& part = impl->parts.emplace_back(route);
     amax_sizes.push_back(part_size(part.look, part.seen));
     encode_sizes.push_back(part_size(part.piece.walk(), route.what));
-    impl->amax_bytes += part.look.elements() * element_bytes(part.seen);
     impl->encode_bytes += part.piece.walk().elements() * element_bytes(route.what);
   }
   impl->amax_units = cut_into_units(amax_sizes);

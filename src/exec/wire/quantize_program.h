@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "exec/wire/quantize_run.h"
@@ -19,9 +20,11 @@ struct QuantizePart {
   BoxOffsets look_at;
   // Places of cut blocks in the grid's dims.
   std::vector<Index> cut_rows, cut_columns;
+  std::optional<PlaneReader> planes;
 
   explicit QuantizePart(const QuantizeRoute& route);
   const codec::BlockFormat& format() const { return piece.what().format; }
+  int64_t looked_at() const { return bytes_of(seen.src_dtype, look.elements()); }
   size_t grid_place(Index matrix, Index block_row, Index block_column) const {
     const BlockWalk& walk = piece.walk();
     return static_cast<size_t>((matrix * walk.block_rows().size() + block_row) * walk.block_columns().size() +
@@ -32,7 +35,6 @@ struct QuantizePart {
 struct QuantizeProgram::Impl {
   std::vector<QuantizePart> parts;
   std::vector<Unit> amax_units, encode_units;  // of bands
-  int64_t amax_bytes = 0;
   int64_t encode_bytes = 0;
 };
 

@@ -44,10 +44,9 @@ void AmaxRun::read_from(std::span<const std::byte* const> data) {
   TESSERA_CHECK(!running());
   TESSERA_CHECK_EQ(data.size(), data_.size());
   std::ranges::copy(data, data_.begin());
-}
-
-int64_t AmaxRun::bytes() const {
-  return program_->impl().amax_bytes;
+  bytes_ = 0;
+  for (size_t r = 0; r < data_.size(); ++r)
+    if (data_[r] != nullptr) bytes_ += program_->impl().parts[r].looked_at();
 }
 
 size_t AmaxRun::units() const {
@@ -67,6 +66,7 @@ void AmaxRun::run_unit(size_t index, std::span<std::byte> /*scratch*/) {
   const QuantizeProgram::Impl& program = program_->impl();
   const auto bands_of = [&](uint32_t p) { return program.parts[p].look.all_bands(); };
   for_each_part(program.amax_units[index], bands_of, [&](uint32_t p, Index first, Index last) {
+    if (data_[p] == nullptr) return;
     const QuantizePart& part = program.parts[p];
     for_each_stretch(part.look, part.seen.src_dtype, first, last, kAbortBytes, [&](Index begin, Index end) {
       if (aborted()) return;
@@ -127,6 +127,12 @@ EncodeRun::EncodeRun(std::shared_ptr<const QuantizeProgram> program, std::shared
 
 EncodeRun::~EncodeRun() = default;
 
+void EncodeRun::read_from(std::span<const std::byte* const> data) {
+  TESSERA_CHECK(!running());
+  TESSERA_CHECK_EQ(data.size(), memory_.size());
+  for (size_t r = 0; r < memory_.size(); ++r) memory_[r].data = data[r];
+}
+
 int64_t EncodeRun::bytes() const {
   return program_->impl().encode_bytes;
 }
@@ -156,7 +162,11 @@ void EncodeRun::run_unit(size_t index, std::span<std::byte> /*scratch*/) {
 void EncodeRun::encode(size_t route, Index first, Index last) {
   const QuantizePart& part = program_->impl().parts[route];
   const WirePiece& piece = part.piece;
-  const auto& [data, to] = memory_[route];
+  const auto& [data, to, planes] = memory_[route];
+  if (data == nullptr && part.planes) {
+    const Index copied = part.planes->read(piece, planes, first, last, to);
+    return add_bytes(bytes_of(piece.what().src_dtype, copied));
+  }
   const std::span<const float> amaxes = amaxes_->matrices(route);
   const float* const blocks = amaxes_->blocks(route).data();
   const auto grid_at = [&](Index matrix, Index block_row, Index block_column) {

@@ -4,6 +4,8 @@
 //               (the caller makes all ranks agree on amaxes and on cut blocks, and overwrites them)
 //   EncodeRun   wire pieces (exec/wire/wire_piece.h) and their digests
 //
+// A route that has planes may be taken from them instead: then the first pass leaves it out, and the second copies.
+//
 // A block is *cut* if this rank does not hold all of its elements. The amax of any other block is complete here, even
 // if routes cut it, since AmaxRun looks at all elements that this rank holds of the blocks that it sends. Every rank
 // that holds some of a cut block reports it, so that all of it is covered: what two ranks hold of a tensor is equal or
@@ -21,6 +23,7 @@
 #include "exec/digests.h"
 #include "exec/transfer_run.h"
 #include "exec/units.h"
+#include "exec/wire/plane_reader.h"
 #include "exec/wire/wire_piece.h"
 
 namespace tessera {
@@ -29,6 +32,7 @@ struct QuantizeRoute {
   uint32_t tensor = 0;  // ordinal in the batch
   WireRegion what{};
   LocalArray src{};  // owns what.region; of what.src_dtype
+  std::optional<PlaneSource> planes = std::nullopt;
 };
 
 // A block of which other ranks, or other parts of a fused matrix, hold some elements.
@@ -96,10 +100,11 @@ class AmaxRun final : public TransferRun {
           Done done);
   ~AmaxRun() override;
 
-  // Sets where the routes' local tensors begin; before start(). REQUIRES: one for each route.
+  // Sets where the routes' local tensors begin; before start(). Null: that route is taken from planes, and this run
+  // does not look at it. REQUIRES: one for each route.
   void read_from(std::span<const std::byte* const> data);
 
-  int64_t bytes() const override;  // in the sources' dtypes, of all elements that it looks at
+  int64_t bytes() const override { return bytes_; }  // in the sources' dtypes, of all elements that it looks at
   // The first one by tensor and index; valid once the run has ended.
   std::optional<NonfiniteValue> nonfinite() const;
 
@@ -114,6 +119,7 @@ class AmaxRun final : public TransferRun {
   std::shared_ptr<const QuantizeProgram> program_;
   std::shared_ptr<QuantizeAmaxes> amaxes_;
   std::vector<const std::byte*> data_;
+  int64_t bytes_ = 0;
   mutable Mutex mutex_;
   std::optional<NonfiniteValue> nonfinite_ GUARDED_BY(mutex_);
 };
@@ -124,10 +130,14 @@ class EncodeRun final : public TransferRun {
   struct Memory {
     const std::byte* data = nullptr;  // the local tensor's first element
     std::byte* piece = nullptr;       // WirePiece::bytes()
+    std::vector<PlaneSource::Matrix> planes = {};
   };
   EncodeRun(std::shared_ptr<const QuantizeProgram> program, std::shared_ptr<QuantizeAmaxes> amaxes,
             std::vector<Memory> memory, bool digest, WorkerPool& pool, Done done);
   ~EncodeRun() override;
+
+  // As AmaxRun's; until then those of the constructor.
+  void read_from(std::span<const std::byte* const> data);
 
   int64_t bytes() const override;  // in the sources' dtypes
   // REQUIRES: it has digests

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "codec/codec_testing.h"
+#include "exec/wire/plane_testing.h"
 #include "exec/wire/wire_testing.h"
 #include "tessera/memory.h"
 #include "transport/shm/bounce_ring.h"
@@ -380,6 +381,55 @@ TEST(QuantizeRun, AmaxesOfItsOwnWouldBeFoundOut) {
     Digest expected;
     EXPECT_EQ(sent_by_two(format, true, expected), expected);
     EXPECT_NE(sent_by_two(format, false, expected), expected) << to_string(format.spec.format);
+  }
+}
+
+// With planes of random bytes, so that nothing could have computed them.
+TEST(QuantizeRun, ARouteIsTakenFromItsPlanesWhereItsElementsAreNotGiven) {
+  Random random(76);
+  WorkerPool pool(2, "wire");
+  for (const Format name : all_formats()) {
+    const codec::BlockFormat format(name);
+    const WireReference whole(random, format, DType::kF32, 2, 64, 160);
+    const WireTensor tensor{.whole = &whole, .shape = whole.shape()};
+    const Region full = Region::full(tensor.shape);
+    exec_testing::ExpectedPlanes planes(whole, tensor, full, false);
+    for (std::byte& code : planes.codes) code = static_cast<std::byte>(pick(random, 0, 255));
+    PlaneSource source{.held = full};
+    for (size_t m = 0; m < 2; ++m)
+      source.matrices.push_back({.codes = planes.codes.data() + m * planes.codes.size() / 2,
+                                 .scales = planes.scales.data() + m * planes.scales.size() / 2,
+                                 .amax = planes.amaxes.empty() ? nullptr : planes.amaxes.data() + m * sizeof(float)});
+    WireArray elements(random, full, DType::kF32);
+    const QuantizeRoute route{0, tensor.region(full), elements.buffer.array, source};
+    const auto program = std::make_shared<QuantizeProgram>(std::span(&route, 1));
+    const auto amaxes = std::make_shared<QuantizeAmaxes>(*program);
+    EXPECT_EQ(program->cut_block_count(0), 0);
+
+    const std::vector<const std::byte*> none{nullptr};
+    Completion looked;
+    AmaxRun look(program, amaxes, pool, looked.callback());
+    look.read_from(none);
+    look.start(1);
+    ASSERT_TRUE(looked.wait());
+    EXPECT_EQ(look.bytes(), 0);
+    EXPECT_EQ(look.bytes_done(), 0);
+    EXPECT_FALSE(look.nonfinite());
+
+    const WirePiece& piece = program->piece(0);
+    std::vector<std::byte> bytes(static_cast<size_t>(piece.bytes()));
+    Completion done;
+    EncodeRun run(program, amaxes, {{elements.data(), bytes.data(), source.matrices}}, true, pool, done.callback());
+    run.read_from(none);
+    run.start(1);
+    ASSERT_TRUE(done.wait());
+    EXPECT_EQ(run.bytes_done(), run.bytes());
+    EXPECT_TRUE(std::equal(planes.codes.begin(), planes.codes.end(), bytes.begin() + piece.code_section()))
+        << to_string(name);
+    Digest main, rest;
+    piece.digest(bytes.data(), 0, piece.walk().all_bands(), main, rest);
+    EXPECT_EQ(run.digests()[0], main);
+    EXPECT_EQ(run.rest(0), rest);
   }
 }
 

@@ -86,6 +86,7 @@ class WireReference {
   }
 
   const codec::BlockFormat& format() const { return format_; }
+  Shape shape() const { return {static_cast<Index>(matrices_.size()), rows_, columns_}; }
   DType dtype() const { return dtype_; }
   float amax(Index matrix) const { return at(matrix).amax; }
 
