@@ -169,6 +169,11 @@ struct TensorSpec {
   // two ranks.
   PlaneSet planes = {};
   FusedPart fused = {};  // of a receiver
+  // Of a sender without `planes`: a copy of its elements, which is sent wherever that gives the same bytes as
+  // quantising them on their way: they travel in its format, as a whole (not sliced or fused), this rank's part begins
+  // and ends between its blocks, and it is current when a send begins. Staged, it is copied with them if `wire` is its
+  // format. Agent daemons do not use it.
+  std::shared_ptr<const QuantizedCopy> quantized = nullptr;
 };
 
 // What the sending side offers, before a receiver decides what to take.

@@ -325,6 +325,11 @@ class Runtime {
   std::byte* shard(WeightId weight) const;
   // Keeps that memory after the runtime.
   std::shared_ptr<void> shard_keeper(WeightId weight) const;
+  // The planes that are published of this rank's rows of a weight, or of each weight of a list, in its order: what the
+  // tensor bus sends instead of quantising the rows (TensorSpec::quantized). They are current from a publication until
+  // an update of the weight begins, or the runtime is closed. Null: nothing quantised is published of some weight here,
+  // or RuntimeOptions::nonfinite lets through what the bus refuses.
+  std::shared_ptr<const QuantizedCopy> quantized_copy(std::span<const WeightId> weights) const;
   // Of a native weight: what its planes are made from at each publication, [rows(), K]. Lives until the next call.
   // Where WeightSpec::planes_only, it lives until the publication, which all ranks prepare alike: an update writes
   // those of these weights for which it is called inside, on every rank and in one order, and leaves others as they

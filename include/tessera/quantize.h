@@ -27,6 +27,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -219,6 +221,18 @@ struct QuantizedLayout {
 // Throws as plane_shape() does, and for sizes beyond any memory.
 QuantizedLayout quantized_layout(const QuantSpec& spec, PlaneSet planes, int64_t matrices, int64_t rows,
                                  int64_t columns);
+
+// A stack of matrices whose elements lie elsewhere, quantised, by default options. Whoever writes the elements keeps
+// it: ETP publishes such copies of its weights.
+struct QuantizedCopy {
+  Format format = Format::kNvfp4;
+  PlaneSet planes = {};
+  std::vector<const std::byte*> matrices = {};  // each in one block: quantized_layout() of one matrix
+  // Whether it is the copy of what the elements are now; it then stays so until they are next written. Called on any
+  // thread; never blocks or throws.
+  std::function<bool()> current = {};
+  std::shared_ptr<const void> keeper = {};  // of the blocks
+};
 
 // Quantising --------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@
 #include "base/fail.h"
 #include "bindings.h"
 #include "planes.h"
+#include "quantized_copy.h"
 #include "tessera/bus.h"
 
 namespace tessera::python {
@@ -51,13 +52,20 @@ std::string describe(const TensorSpec& spec) {
 }
 
 void bind_tensor_spec(nb::module_& module) {
+  nb::class_<QuantizedCopyHandle>(module, "QuantizedCopy",
+                                  "Elements that lie elsewhere, quantised: what ETP publishes of a weight.")
+      .def_prop_ro("format", [](const QuantizedCopyHandle& self) { return std::string(to_string(self.copy->format)); })
+      .def_prop_ro(
+          "current", [](const QuantizedCopyHandle& self) { return self.copy->current(); },
+          "Whether it is of what the elements are now.");
   nb::class_<TensorSpec>(module, "TensorSpec", "One tensor of a batch, as one rank holds it.")
       .def(
           "__init__",
           [](TensorSpec* self, std::string name, uintptr_t address, nb::handle dtype, Shape shape,
              std::optional<Layout> layout, std::optional<std::vector<Index>> strides, std::string source,
              const std::vector<SliceTuple>& slices, const std::optional<std::string>& wire,
-             const std::vector<std::string>& planes, std::optional<FusedTuple> fused) {
+             const std::vector<std::string>& planes, std::optional<FusedTuple> fused,
+             const QuantizedCopyHandle* quantized) {
             const std::optional<Format> format = wire ? std::optional(parse_format(*wire)) : std::nullopt;
             new (self) TensorSpec(
                 make_spec(std::move(name), address, dtype, std::move(shape), std::move(layout), std::move(strides)));
@@ -65,16 +73,19 @@ void bind_tensor_spec(nb::module_& module) {
             self->wire = format;
             self->planes = plane_set(planes);
             if (fused) self->fused = fused_from(std::move(*fused));
+            if (quantized != nullptr) self->quantized = quantized->copy;
           },
           nb::arg("name"), nb::arg("address"), nb::arg("dtype"), nb::arg("shape"), nb::arg("layout") = nb::none(),
           nb::arg("strides") = nb::none(), nb::arg("source") = "", nb::arg("slices") = std::vector<SliceTuple>(),
           nb::arg("wire") = nb::none(), nb::arg("planes") = std::vector<std::string>(), nb::arg("fused") = nb::none(),
+          nb::arg("quantized").none() = nb::none(),
           "`shape` is the global shape; `strides` are those of the local tensor, in elements. The address is 0 on a "
           "rank outside the mesh. A receiver may read `source` instead of the sender's tensor of the same name, or "
           "`slices` of it: (begin, end, step, whether the dim is dropped) for each dim. `wire` is the format on the "
-          "wire. `planes` of that format are received without dequantising, into one block of memory at `address`. "
-          "`fused` is the name of the tensor that this one is a part of, and (row, column) of its first element "
-          "there, or None.")
+          "wire. `planes` of that format are received, or sent, as they are: they lie in one block of memory at "
+          "`address`. `fused` is the name of the tensor that this one is a part of, and (row, column) of its first "
+          "element "
+          "there, or None. `quantized` is what a sender has of the same elements.")
       .def_ro("name", &TensorSpec::name)
       .def_prop_ro("address", [](const TensorSpec& self) { return reinterpret_cast<uintptr_t>(self.data); })
       .def_prop_ro("dtype", [](const TensorSpec& self) { return std::string(to_string(self.dtype)); })

@@ -1,4 +1,4 @@
-// The identity of this process, from the environment.
+// The identity of this process, from the environment, and its metrics.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "base/launch.h"
+#include "base/metrics.h"
 #include "bindings.h"
 
 namespace tessera::python {
@@ -21,6 +22,9 @@ void bind_environment(nb::module_& module) {
       nb::arg("rank").none(), nb::arg("world").none(), nb::arg("group").none(),
       "(rank, world size) of this process: what is given, else what the first of TESSERA_*, torchrun, MPI and Slurm "
       "says that says both, else those of `group`, else (0, 1).");
+  module.def(
+      "metrics", [] { return Metrics::process().exposition(); },
+      "What this process serves at /metrics, where it is asked to.");
 }
 
 }  // namespace tessera::python

@@ -18,6 +18,7 @@
 #include "etp/schedule/chains.h"
 #include "etp_values.h"
 #include "layout/text_reader.h"
+#include "quantized_copy.h"
 
 namespace tessera::python {
 namespace {
@@ -108,6 +109,15 @@ nb::object shard(const Runtime& runtime, WeightId weight) {
   std::byte* rows = runtime.shard(weight);
   if (rows == nullptr) return nb::none();
   return dlpack_capsule(rows, runtime.rows(weight).size(), spec.columns, spec.dtype, runtime.shard_keeper(weight));
+}
+
+std::optional<QuantizedCopyHandle> quantized_copy(const Runtime& runtime, const std::vector<WeightId>& weights) {
+  QuantizedCopyHandle found;
+  {
+    const nb::gil_scoped_release released;
+    found.copy = runtime.quantized_copy(weights);
+  }
+  return found.copy ? std::optional(std::move(found)) : std::nullopt;
 }
 
 // Leaves zeros behind.
@@ -274,6 +284,10 @@ void bind_weights(nb::class_<Runtime>& bound) {
       .def("stack_shard", stack_shard, nb::arg("stack"),
            nb::sig("def stack_shard(self, stack: collections.abc.Sequence[int]) -> typing.Any"),
            "A DLPack capsule over this rank's rows of all weights of a stack; None where it has none.")
+      .def("quantized_copy", quantized_copy, nb::arg("weights"),
+           "The planes that are published of this rank's rows of these weights, for the tensor bus; None where there "
+           "are "
+           "none of use.")
       .def(
           "set_master",
           [](Runtime& runtime, WeightId weight, uintptr_t rows, const std::string& dtype) {

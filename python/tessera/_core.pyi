@@ -433,12 +433,24 @@ class TensorWatch:
         Whether this version of the API (Tensor.__dlpack_c_exchange_api__) is known here.
         """
 
+class QuantizedCopy:
+    """
+    Elements that lie elsewhere, quantised: what ETP publishes of a weight.
+    """
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def current(self) -> bool:
+        """Whether it is of what the elements are now."""
+
 class TensorSpec:
     """One tensor of a batch, as one rank holds it."""
 
-    def __init__(self, name: str, address: int, dtype: object, shape: Sequence[int], layout: Layout | None = None, strides: Sequence[int] | None = None, source: str = '', slices: Sequence[tuple[int, int, int, bool]] = [], wire: str | None = None, planes: Sequence[str] = [], fused: tuple[str, tuple[int, int] | None] | None = None) -> None:
+    def __init__(self, name: str, address: int, dtype: object, shape: Sequence[int], layout: Layout | None = None, strides: Sequence[int] | None = None, source: str = '', slices: Sequence[tuple[int, int, int, bool]] = [], wire: str | None = None, planes: Sequence[str] = [], fused: tuple[str, tuple[int, int] | None] | None = None, quantized: QuantizedCopy | None = None) -> None:
         """
-        `shape` is the global shape; `strides` are those of the local tensor, in elements. The address is 0 on a rank outside the mesh. A receiver may read `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, end, step, whether the dim is dropped) for each dim. `wire` is the format on the wire. `planes` of that format are received without dequantising, into one block of memory at `address`. `fused` is the name of the tensor that this one is a part of, and (row, column) of its first element there, or None.
+        `shape` is the global shape; `strides` are those of the local tensor, in elements. The address is 0 on a rank outside the mesh. A receiver may read `source` instead of the sender's tensor of the same name, or `slices` of it: (begin, end, step, whether the dim is dropped) for each dim. `wire` is the format on the wire. `planes` of that format are received, or sent, as they are: they lie in one block of memory at `address`. `fused` is the name of the tensor that this one is a part of, and (row, column) of its first element there, or None. `quantized` is what a sender has of the same elements.
         """
 
     @property
@@ -822,6 +834,9 @@ def launch(rank: int | None, world: int | None, group: tuple[int, int] | None) -
     (rank, world size) of this process: what is given, else what the first of TESSERA_*, torchrun, MPI and Slurm says that says both, else those of `group`, else (0, 1).
     """
 
+def metrics() -> str:
+    """What this process serves at /metrics, where it is asked to."""
+
 class ShardGroup:
     """
     Ranks of one host that share weights. Collective calls are made by all ranks in one order.
@@ -1179,6 +1194,11 @@ class EtpRuntime:
     def stack_shard(self, stack: Sequence[int]) -> Any:
         """
         A DLPack capsule over this rank's rows of all weights of a stack; None where it has none.
+        """
+
+    def quantized_copy(self, weights: Sequence[int]) -> QuantizedCopy | None:
+        """
+        The planes that are published of this rank's rows of these weights, for the tensor bus; None where there are none of use.
         """
 
     def set_master(self, weight: int, rows: int, dtype: str) -> None:

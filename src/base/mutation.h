@@ -15,6 +15,8 @@ enum class Mutation : uint8_t {
   kSpoiledCode,     // a byte of a wire piece is not what was digested: of a code,
   kSpoiledScale,    // of a scale,
   kSpoiledAmax,     // or of an amax
+  kStaleCopy,       // a quantised copy is sent though its elements have changed
+  kCopyIgnored,     // elements are quantised though there is a copy
   kStaleBase,       // a delta is taken on top of whatever a receiver holds
   // Of Extended Tensor Parallelism; kLocalAmax there, too.
   kNoWriteAfterRead,       // a recycled buffer is written without waiting for its last reader

@@ -67,7 +67,7 @@ WeightRecords records_of(const std::string& blob, const std::string& from) {
 
 std::span<const std::byte> shown_memory(const Parameter& p) {
   if (p.weight.rows.empty()) return {};
-  const device::Buffer& shown = p.weight.in_place ? *p.shard : p.publication.planes;
+  const device::Buffer& shown = p.weight.in_place ? *p.shard : *p.publication.planes;
   return {shown.data(), shown.bytes()};
 }
 
@@ -168,7 +168,7 @@ std::unique_ptr<Parameter> make_parameter(ShardedWeight weight, device::Buffer s
   if (w.rows.empty() || w.in_place) return p;
   if (w.format.quantised())
     p->publication.layout = quantized_layout(w.format.spec(), w.format.planes(), 1, w.rows.size(), w.columns());
-  p->publication.planes =
+  *p->publication.planes =
       device.allocate(device::BufferKind::kShared, static_cast<size_t>(shown_bytes(w, w.rows.size())),
                       fmt::format("published {}", w.name()));
   return p;

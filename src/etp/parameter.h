@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -53,11 +54,13 @@ ShardedWeight shard_weight(WeightId id, const WeightSpec& spec, int rank, int sh
 
 // The published side: what this rank shows of its rows, and how it reads everybody's.
 struct Publication {
-  device::Buffer planes;   // empty if in place
-  QuantizedLayout layout;  // of quantised planes in it
-  float amax = 0;          // of the whole weight, agreed on
-  uint64_t version = 0;    // shown last; 0: never
-  bool stale = false;      // written since, and to be published at its first use
+  std::shared_ptr<device::Buffer> planes = std::make_shared<device::Buffer>();  // empty if in place
+  QuantizedLayout layout;                                                       // of quantised planes in it
+  float amax = 0;                                                               // of the whole weight, agreed on
+  uint64_t version = 0;                                                         // shown last; 0: never
+  bool stale = false;  // written since, and to be published at its first use
+  // Whether the planes are those of the present rows, which no update is writing. Outlives the parameter.
+  std::shared_ptr<std::atomic<bool>> current = std::make_shared<std::atomic<bool>>(false);
   std::shared_ptr<const collective::PublishedWeight> row;
   std::shared_ptr<const collective::PublishedWeight> column;  // `row` where there is one plane
   std::vector<uint64_t> digests;                              // of the shard's rows at publication; in check mode

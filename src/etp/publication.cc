@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/fail.h"
@@ -71,21 +72,24 @@ void Publisher::cast(Parameter& p, const float* noop) const {
     fail(ErrorCode::kInvalidArgument, "{} is native and has no master: set_master() before it is published"_message,
          tessera::quoted(p.name()));
   Publication& shown = p.publication;
-  const device::Access write = device::write_of(shown.planes.data(), shown.planes.bytes(), shown.version + 1);
+  const device::Access write = device::write_of(shown.planes->data(), shown.planes->bytes(), shown.version + 1);
   context_.device.recorder().host_access("cast", p.name(), {&write, 1});
   if (!p.weight.format.quantised()) {
-    cast_rows(from, p.weight.format.dtype(), shown.planes.data());
+    cast_rows(from, p.weight.format.dtype(), shown.planes->data());
     return;
   }
   const auto plane = [&](const std::optional<QuantizedLayout::Place>& place) -> PlaneMemory {
     if (!place) return {};
-    return {.codes = shown.planes.data() + place->codes,
+    return {.codes = shown.planes->data() + place->codes,
             .code_stride = place->shape.code_row_bytes(),
-            .scales = shown.planes.data() + place->scales,
+            .scales = shown.planes->data() + place->scales,
             .scale_stride = place->shape.scale_row_bytes()};
   };
   quantize(from, spec_of(p, context_.options), {.row = shown.amax, .column = shown.amax},
            {.row = plane(shown.layout.row), .column = plane(shown.layout.column)});
+  for (const auto& place : {shown.layout.row, shown.layout.column})
+    if (place && p.weight.format.needs_amax())
+      std::memcpy(shown.planes->data() + place->amaxes, &shown.amax, sizeof(shown.amax));
 }
 
 void Publisher::publish(std::span<Parameter* const> weights, const float* noop) {
@@ -113,6 +117,8 @@ void Publisher::publish(std::span<Parameter* const> weights, const float* noop) 
       throw;
     }
   }
+  for (const Parameter* p : list)
+    if (!skips) p->publication.current->store(true);
   if (!mutated(Mutation::kWordBeforeData)) show(list);
 }
 

@@ -37,7 +37,7 @@ RuntimeReport RuntimeImpl::report() const {
                               .format = std::string(to_string(w.format)),
                               .frozen = w.spec.frozen,
                               .shard_bytes = static_cast<int64_t>(p->shard->bytes()),
-                              .publication_bytes = static_cast<int64_t>(p->publication.planes.bytes()),
+                              .publication_bytes = static_cast<int64_t>(p->publication.planes->bytes()),
                               .master_bytes = p->master == nullptr ? 0 : bytes_of(p->master_dtype, w.elements()),
                               .gradient_bytes = static_cast<int64_t>(p->gradient.own.bytes()),
                               .gathered_bytes = found == held.end() ? 0 : found->second});

@@ -141,6 +141,11 @@ std::shared_ptr<void> Runtime::shard_keeper(WeightId weight) const {
   return std::make_shared<Kept>(Kept{impl_->group_.keeper(), impl_->context_.parameter(weight).shard});
 }
 
+std::shared_ptr<const QuantizedCopy> Runtime::quantized_copy(std::span<const WeightId> weights) const {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->quantized_copy(weights);
+}
+
 void Runtime::set_master(WeightId weight, const void* rows, DType dtype) {
   const RuntimeImpl::Call call(*impl_, "set_master()");
   impl_->set_master(weight, rows, dtype);

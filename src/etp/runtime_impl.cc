@@ -116,6 +116,7 @@ void RuntimeImpl::await_compute() {
 
 void RuntimeImpl::close() {
   if (std::exchange(closed_, true)) return;
+  for (const auto& p : context_.parameters) p->publication.current->store(false);  // whoever has rows may write them
   context_.streams.close(Deadline::after(kStreamsEnd));
   await_compute();
   memory_->close();
@@ -254,6 +255,7 @@ void RuntimeImpl::set_master(WeightId weight, const void* rows, DType dtype) {
          tessera::quoted(p.name()));
   p.master = rows;
   p.master_dtype = dtype;
+  p.publication.current->store(false);
   if (joins && std::ranges::find(updating_, &p) == updating_.end()) updating_.push_back(&p);
 }
 
@@ -269,6 +271,31 @@ void RuntimeImpl::read_rows(WeightId weight, void* to, DType dtype) const {
       published, own,
       {.data = to, .dtype = dtype, .rows = own.count, .columns = p.weight.columns(), .row_stride = p.weight.columns()},
       false);
+}
+
+std::shared_ptr<const QuantizedCopy> RuntimeImpl::quantized_copy(std::span<const WeightId> weights) const {
+  auto copy = std::make_shared<QuantizedCopy>();
+  std::vector<std::shared_ptr<const device::Buffer>> planes;
+  std::vector<std::shared_ptr<const std::atomic<bool>>> current;
+  for (const WeightId weight : weights) {
+    const Parameter& p = context_.parameter(weight);
+    const WeightFormat& format = p.weight.format;
+    if (!format.quantised() || p.weight.rows.empty() || options_.nonfinite == Nonfinite::kPropagate) return nullptr;
+    copy->format = format.format();
+    copy->planes = format.planes();
+    copy->matrices.push_back(p.publication.planes->data());
+    planes.push_back(p.publication.planes);
+    current.push_back(p.publication.current);
+  }
+  copy->current = [current = std::move(current)] {
+    return std::ranges::all_of(current, [](const auto& each) { return each->load(); });
+  };
+  struct Kept {
+    std::shared_ptr<const void> device;
+    std::vector<std::shared_ptr<const device::Buffer>> planes;
+  };
+  copy->keeper = std::make_shared<Kept>(Kept{group_.keeper(), std::move(planes)});
+  return weights.empty() ? nullptr : copy;
 }
 
 void RuntimeImpl::set_gradient(WeightId weight, void* rows, DType dtype, bool empty) {

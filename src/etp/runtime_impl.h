@@ -58,6 +58,7 @@ class RuntimeImpl {
   void set_gradient(WeightId weight, void* rows, DType dtype, bool empty) REQUIRES(mutex_);
   void* gradient(WeightId weight) REQUIRES(mutex_);
   void zero_gradients() REQUIRES(mutex_);
+  std::shared_ptr<const QuantizedCopy> quantized_copy(std::span<const WeightId> weights) const REQUIRES(mutex_);
   void set_frozen(WeightId weight, bool frozen) REQUIRES(mutex_);
   void classify(const std::set<std::string>& scope, bool overlap) REQUIRES(mutex_);
 

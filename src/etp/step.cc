@@ -121,6 +121,7 @@ void RuntimeImpl::begin_update(std::span<const WeightId> weights) {
   pool_->trim();
   if (context_.captures == 0) captured_pool_->trim();
   for (Parameter* p : list) {
+    p->publication.current->store(false);
     p->publication.digests.clear();
     const int64_t gradient_bytes = bytes_of(p->gradient.dtype, p->weight.elements());
     context_.note_host_read("update", *p, p->gradient.data, static_cast<size_t>(gradient_bytes));

@@ -347,7 +347,10 @@ class Registration:
         for tensor, parts in self._parts.items():
             if len(parts) > 1 and not self._offered:
                 fused |= fused_parts(parts, self._locations[tensor], self._layouts[tensor])
-        return [_spec(name, piece, self._wire_of(piece.source), fused.get(name)) for name, piece in pieces.items()]
+        return [
+            _spec(name, piece, self._wire_of(piece.source), fused.get(name), self._offered)
+            for name, piece in pieces.items()
+        ]
 
     def _watch_them(self) -> None:
         """Called when they have just been located."""
@@ -444,7 +447,7 @@ def _read(rank: int, text: str) -> _Gathered:
     return _Gathered(shapes, readings, ties, Replicas(replicas, membership))
 
 
-def _spec(name: str, piece: Piece, wire: str | None, fused: Fused | None) -> _core.TensorSpec:
+def _spec(name: str, piece: Piece, wire: str | None, fused: Fused | None, offered: bool) -> _core.TensorSpec:
     at = piece.location
     format, planes = at.quantised or (wire, ())
     if wire not in (None, format):
@@ -454,7 +457,18 @@ def _spec(name: str, piece: Piece, wire: str | None, fused: Fused | None) -> _co
     source = "" if piece.source == name else piece.source
     slices = as_slices(piece.taken)
     return _core.TensorSpec(
-        name, at.address, at.dtype, piece.shape or (), at.layout, at.strides, source, slices, format, planes, fused
+        name,
+        at.address,
+        at.dtype,
+        piece.shape or (),
+        at.layout,
+        at.strides,
+        source,
+        slices,
+        format,
+        planes,
+        fused,
+        at.copy if offered else None,
     )
 
 

@@ -94,6 +94,7 @@ def view(location: Location, taken: Sequence[Entry]) -> Location:
     strides = tuple(
         stride * each.step for each, stride in zip(taken, location.strides, strict=True) if isinstance(each, range)
     )
+    location = location._replace(copy=None)
     if not math.prod(shape) or not location.address:
         return location._replace(address=0, shape=shape, strides=strides)
     bits = _core.bits_of(location.dtype) * sum(at * stride for at, stride in zip(first, location.strides, strict=True))

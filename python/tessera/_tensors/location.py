@@ -30,6 +30,7 @@ class Location(NamedTuple):  # not a dataclass: there may be many, and replacing
     other_layout: _core.Layout | None = None  # the second of readings(); not compared
     memory: Any = None  # keeps the memory alive; not compared
     quantised: tuple[str, tuple[str, ...]] | None = None  # format and planes that are there, in one block of memory
+    copy: _core.QuantizedCopy | None = None  # of these elements; not compared
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Location) and self[:7] == other[:7] and self.quantised == other.quantised

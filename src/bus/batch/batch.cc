@@ -152,8 +152,11 @@ SessionSetup BatchImpl::session_setup(const PairView& view, Agreement agreement)
     registered = setup_.tensors;
     relocation = relocation_;
   }
+  const CopyIsCurrent current = [this, registered](size_t spec, uint32_t slot) {
+    return snapshots_ ? snapshots_->is_current(spec, slot) : (*registered)[spec].quantized->current();
+  };
   std::vector<LocalTensor> tensors =
-      local_tensors(agreement.match, snapshots_ ? snapshots_->specs() : std::span(*registered), rank, sends());
+      local_tensors(agreement.match, snapshots_ ? snapshots_->specs() : std::span(*registered), rank, sends(), current);
   std::vector<LocalTensor> terms;
   if (snapshots_) terms = local_tensors(agreement.match, *registered, rank, sends());
   require_movable(agreement.match, tensors);

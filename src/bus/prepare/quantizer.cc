@@ -87,12 +87,11 @@ void Quantizer::collect_parts(const SourceOf& source_of) {
     const Match::Tensor& matched = setup_.agreement.match.tensors[route.tensor];
     if (!matched.wire) continue;
     part_of_[sent] = static_cast<uint32_t>(parts_.size());
-    parts_.push_back(
-        {.sent = sent, .tensor = route.tensor, .offset = 0, .cut_blocks = {}, .given = {}, .first_key = 0});
+    parts_.push_back({.sent = sent, .tensor = route.tensor, .cut_blocks = {}, .given = {}, .encoded = matched.encoded});
     QuantizeRoute& quantised =
         routes.emplace_back(QuantizeRoute{.tensor = route.tensor, .what = wire_region(matched, route.region)});
+    quantised.planes = setup_.tensors[route.tensor].encoded;
     if (matched.encoded) {
-      quantised.planes = setup_.tensors[route.tensor].encoded;
       quantised.src = {.owned = quantised.planes->held, .strides = std::vector<Index>(matched.shape.size(), 0)};
     } else {
       quantised.src = source_of(route, 0).src;
@@ -128,7 +127,7 @@ void Quantizer::require_few_keys() const {
   for (size_t t = 0; t < tensors.size(); ++t)
     if (has_matrix_amaxes(tensors, t)) matrices[t] = static_cast<Index>(matrices_of(tensors[t].shape));
   for (size_t p = 0; p < parts_.size(); ++p)
-    blocks[parts_[p].tensor] += program_->cut_block_count(p) + std::ssize(parts_[p].given);
+    blocks[parts_[p].tensor] += program_->cut_block_count(p) + (parts_[p].encoded ? std::ssize(parts_[p].given) : 0);
   Index sum = 0;
   size_t most = 0;
   for (size_t t = 0; t < tensors.size(); ++t) {
@@ -166,7 +165,7 @@ std::vector<AmaxKey> Quantizer::collect_keys() {
                       .column = static_cast<uint32_t>(block.block_column)});
       parts_[p].cut_blocks.push_back(block.place);
     }
-    for (const Given& given : parts_[p].given)
+    for (const Given& given : parts_[p].encoded ? std::span(parts_[p].given) : std::span<const Given>())
       keys.push_back({.group = parts_[p].tensor,
                       .matrix = static_cast<uint32_t>(given.matrix),
                       .row = AmaxKey::kWhole,
@@ -202,13 +201,23 @@ void Quantizer::start(int64_t version, uint32_t slot) {
   round_.version = version;
   round_.slot = slot;
   round_.failure = {};
-  round_.copied = {};
-  for (size_t p = 0; p < parts_.size(); ++p)
-    if (sources_[slot][p] == nullptr) round_.copied.add(program_->piece(p));
-  amax_run_->read_from(sources_[slot]);
+  choose_sources();
+  amax_run_->read_from(round_.data);
   enter("find amaxes", QuantizePhase::kAmax, amax_run_->bytes());
   amax_run_->start(++round_.epoch);
   fail_point("wire: amax");
+}
+
+void Quantizer::choose_sources() {
+  round_.data = sources_[round_.slot];
+  round_.copied = {};
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    const LocalTensor& tensor = setup_.tensors[parts_[p].tensor];
+    if (tensor.current && !mutated(Mutation::kCopyIgnored) &&
+        (tensor.current(round_.slot) || mutated(Mutation::kStaleCopy)))
+      round_.data[p] = nullptr;
+    if (copies(p)) round_.copied.add(program_->piece(p));
+  }
 }
 
 void Quantizer::enter(const char* span, QuantizePhase phase, int64_t bytes) {
@@ -267,8 +276,9 @@ float Quantizer::value_of(const Given& given) const {
 }
 
 Status Quantizer::check_given() const {
-  for (const Part& part : parts_) {
-    for (const Given& given : part.given) {
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    const Part& part = parts_[p];
+    for (const Given& given : copies(p) ? std::span(part.given) : std::span<const Given>()) {
       const float value = value_of(given);
       if (std::isfinite(value) && !std::signbit(value)) continue;
       return failed(ErrorCode::kInvalidArgument,
@@ -281,12 +291,42 @@ Status Quantizer::check_given() const {
   return {};
 }
 
+// Those of copies, which AmaxRun has left out.
+void Quantizer::find_given_amaxes() {
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    if (!copies(p)) continue;
+    auto amax = amaxes_->matrices(p).begin();
+    for (const Given& given : parts_[p].given)
+      if (!given.scale) *amax++ = value_of(given);
+  }
+}
+
+// They were quantised with the largest amax of all ranks, if other ranks have copies of the same, or the same elements.
+Status Quantizer::check_copies(std::span<const float> amaxes) const {
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    const Part& part = parts_[p];
+    if (part.encoded || !copies(p)) continue;
+    for (const Given& given : part.given) {
+      const float agreed = given.scale ? 0 : amaxes[matrix_keys_[part.tensor] + static_cast<size_t>(given.matrix)];
+      if (given.scale || agreed == value_of(given)) continue;
+      return failed(ErrorCode::kMismatch,
+                    "tensor {}: the quantised copy of its matrix {} has amax {}, and the largest of all ranks is {}: "
+                    "write elements and their copy together, on all ranks"_message,
+                    matched(part).name, given.matrix, value_of(given), agreed);
+    }
+  }
+  return {};
+}
+
 void Quantizer::report() {
+  find_given_amaxes();
   std::ranges::fill(reported_, 0.0F);
   for (size_t p = 0; p < parts_.size(); ++p) {
     const Part& part = parts_[p];
-    for (size_t g = 0; g < part.given.size(); ++g) reported_[part.first_key + g] = value_of(part.given[g]);
-    if (matched(part).encoded) continue;
+    if (part.encoded) {
+      for (size_t g = 0; g < part.given.size(); ++g) reported_[part.first_key + g] = value_of(part.given[g]);
+      continue;
+    }
     const std::span<const float> matrices = amaxes_->matrices(p);
     for (size_t m = 0; m < matrices.size(); ++m) {
       const Index matrix = program_->matrix_of(p, static_cast<Index>(m));
@@ -303,7 +343,10 @@ void Quantizer::on_agreed(const Status& status, std::span<const float> amaxes) {
   setup_.on_amaxes_agreed();
   const Status range = check_range(amaxes);
   if (!range.ok()) return finish(range);
+  const Status copies = check_copies(amaxes);
+  if (!copies.ok()) return finish(copies);
   take_over(amaxes);
+  encode_runs_[round_.slot]->read_from(round_.data);
   enter("encode", QuantizePhase::kEncode, share_.quantized_source_bytes);
   encode_runs_[round_.slot]->start(++round_.epoch);
 }
@@ -332,7 +375,7 @@ Status Quantizer::check_range(std::span<const float> amaxes) const {
 void Quantizer::take_over(std::span<const float> amaxes) {
   for (size_t p = 0; p < parts_.size(); ++p) {
     const Part& part = parts_[p];
-    if (matched(part).encoded) continue;
+    if (part.encoded) continue;
     const std::span<float> matrices = amaxes_->matrices(p);
     const std::span<const float> of_matrices =
         mutated(Mutation::kLocalAmax) ? std::span<const float>(reported_) : amaxes;

@@ -6,7 +6,8 @@
 //                            \---- aborted, or failed on any rank: quantized(why), on all ----/
 //
 // A rank that sends nothing quantised takes part as well, so that all sends fail alike. Tensors that are quantised
-// already are only copied into pieces, once all ranks have told the same amaxes of them. On the loop's thread.
+// already are only copied into pieces, once all ranks have told the same amaxes of them; so are quantised copies of
+// elements, while they are current. On the loop's thread.
 // docs/formats/bus-protocol.md, "Amaxes".
 #pragma once
 
@@ -77,8 +78,9 @@ class Quantizer final : public PreparationStep {
     uint32_t tensor = 0;
     uint64_t offset = 0;             // of its piece in a slot
     std::vector<size_t> cut_blocks;  // blocks whose amaxes are agreed on, in the order of their keys
-    std::vector<Given> given;        // likewise; of a tensor that is quantised already
-    size_t first_key = 0;            // of either
+    size_t first_key = 0;            // of those, or of what is given
+    std::vector<Given> given;        // of planes that are there
+    bool encoded = false;            // they are all that is there: all ranks must tell the same
   };
 
   std::string waits_for() const;                                     // "trainer/1, trainer/2", or empty
@@ -93,6 +95,10 @@ class Quantizer final : public PreparationStep {
   void on_encoded();
   Status check_range(std::span<const float> amaxes) const;
   const Match::Tensor& matched(const Part& part) const { return setup_.agreement.match.tensors[part.tensor]; }
+  bool copies(size_t part) const { return round_.data[part] == nullptr; }  // from its planes
+  void choose_sources();
+  void find_given_amaxes();
+  Status check_copies(std::span<const float> amaxes) const;
   float value_of(const Given& given) const;  // in the round's slot
   Status check_given() const;
   void report();
@@ -109,7 +115,7 @@ class Quantizer final : public PreparationStep {
   std::vector<size_t> matrix_keys_;  // by tensor, of the first matrix of its group; if the format needs amaxes
   std::shared_ptr<const QuantizeProgram> program_;
   std::shared_ptr<QuantizeAmaxes> amaxes_;
-  std::vector<std::vector<const std::byte*>> sources_;  // by slot, of the parts; null: it is quantised already
+  std::vector<std::vector<const std::byte*>> sources_;  // by slot, of the parts; null: there are only planes
   SharedBuffer pieces_;
   uint64_t slot_bytes_ = 0;
   RankShare share_;
@@ -128,7 +134,8 @@ class Quantizer final : public PreparationStep {
     int64_t version = 0;
     uint32_t slot = 0;
     uint32_t epoch = 0;
-    RankShare copied;  // of share(): that is quantised already
+    std::vector<const std::byte*> data;  // of the parts; null: it is copied from its planes
+    RankShare copied;                    // of share()
     Status failure;
   };
   Round round_;

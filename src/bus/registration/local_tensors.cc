@@ -203,6 +203,26 @@ LocalTensor sent_tensor(const Match::Tensor& matched, const TensorSpec* spec, Ra
                     : local_tensor(matched.name, matched.src_dtype, matched.src.owned(matched.shape, rank), spec);
 }
 
+// The plane of its quantised copy that gives the bytes that travel, if there is one.
+std::optional<PlaneSource> copied_tensor(const Match::Tensor& matched, const TensorSpec& spec, Rank rank) {
+  const QuantizedCopy& copy = *spec.quantized;
+  if (matched.wire != copy.format || matched.of || matched.fused || matched.src.has_partial()) return std::nullopt;
+  const bool column = matched.transposed || !copy.planes.row;
+  const bool travels = matched.transposed || column_is_transposed_row({.format = copy.format});
+  if (column && !(copy.planes.column && travels)) return std::nullopt;
+  const Match::Tensor whole = upright(matched);
+  return copied_plane(spec, whole.src.owned(whole.shape, rank), column ? Plane::kColumn : Plane::kRow,
+                      matched.src.owned(matched.shape, rank));
+}
+
+// By tensor, whether it is quantised with others.
+std::vector<bool> quantised_together(const Match& match) {
+  std::vector<bool> together(match.tensors.size());
+  for (uint32_t t = 0; t < match.tensors.size(); ++t)
+    if (const uint32_t group = match.tensors[t].group; group != t) together[t] = together[group] = true;
+  return together;
+}
+
 LocalTensor received_tensor(const Match::Tensor& matched, const TensorSpec* spec, Rank rank) {
   const Region owned = matched.dst.owned(matched.shape, rank);
   if (matched.planes.empty()) return local_tensor(matched.name, matched.dst_dtype, owned, spec);
@@ -229,15 +249,21 @@ std::vector<LocalTensor> registered_tensors(const Manifest& manifest, std::span<
   return tensors;
 }
 
-std::vector<LocalTensor> local_tensors(const Match& match, std::span<const TensorSpec> specs, Rank rank, bool sends) {
+std::vector<LocalTensor> local_tensors(const Match& match, std::span<const TensorSpec> specs, Rank rank, bool sends,
+                                       const CopyIsCurrent& current) {
   NameTable names(specs.size());  // numbers are positions in `specs`
   for (const TensorSpec& spec : specs) names.add(spec.name);
+  const std::vector<bool> together = quantised_together(match);
   std::vector<LocalTensor> tensors;
   tensors.reserve(match.tensors.size());
   for (const Match::Tensor& matched : match.tensors) {
     const std::optional<uint32_t> place = names.find(sends ? matched.source : matched.name);
     const TensorSpec* spec = place ? &specs[*place] : nullptr;
     tensors.push_back(sends ? sent_tensor(matched, spec, rank) : received_tensor(matched, spec, rank));
+    LocalTensor& tensor = tensors.back();
+    if (!sends || !current || tensor.empty() || !spec->quantized || tensor.encoded) continue;
+    if (together[tensors.size() - 1] || !(tensor.encoded = copied_tensor(matched, *spec, rank))) continue;
+    tensor.current = [current, spec = static_cast<size_t>(*place)](uint32_t slot) { return current(spec, slot); };
   }
   return tensors;
 }

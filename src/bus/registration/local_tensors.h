@@ -1,6 +1,7 @@
 // The tensors of this rank as the user registered them: checked, described, and compared with each other.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -25,8 +26,9 @@ struct LocalTensor {
   Region held{};
   std::vector<PlaneTarget> planes{};
   // Of a tensor that is quantised already: the plane that it is sent from. `dtype`, `array` and `data` describe its
-  // bytes.
+  // bytes or, with `current`, its elements, which are there, too.
   std::optional<PlaneSource> encoded{};
+  std::function<bool(uint32_t slot)> current{};  // whether the plane in that slot is that of the elements
 
   bool empty() const { return data == nullptr; }
   ByteExtent extent() const;
@@ -41,8 +43,13 @@ Manifest manifest_of(const Identity& identity, std::span<const TensorSpec> specs
 // The local tensors of what this rank registers, in the order of its manifest.
 std::vector<LocalTensor> registered_tensors(const Manifest& manifest, std::span<const TensorSpec> specs, Rank rank);
 
-// This rank's local tensors in the order of `match`. `sends` picks the side.
-std::vector<LocalTensor> local_tensors(const Match& match, std::span<const TensorSpec> specs, Rank rank, bool sends);
+// Whether the quantised copy of specs[i] is that of its elements, in a slot.
+using CopyIsCurrent = std::function<bool(size_t spec, uint32_t slot)>;
+
+// This rank's local tensors in the order of `match`. `sends` picks the side; quantised copies are left out without
+// `current`.
+std::vector<LocalTensor> local_tensors(const Match& match, std::span<const TensorSpec> specs, Rank rank, bool sends,
+                                       const CopyIsCurrent& current = {});
 
 // For every tensor, the first one that is stored at exactly the same place (itself if there is none before it): ties.
 // Throws Error(kInvalidArgument), which names both, if two destinations overlap otherwise.

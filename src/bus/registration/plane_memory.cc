@@ -25,6 +25,12 @@ Index cut_edge(const IntervalSet& set, Index size, Index block) {
   return -1;
 }
 
+// Whether a column plane is the transpose of what travels for it: the matrix, or its transpose for the column plane's
+// own blocks. MXFP8 stores codes in the order of the matrix, the other formats in the order of its transpose.
+bool is_stored_transposed(const QuantSpec& format) {
+  return column_is_transposed_row(format) || plane_shape(format, Plane::kColumn, 0, 0).scale_dtype == DType::kF8E8M0;
+}
+
 void require_whole_blocks(const TensorSpec& spec, const Layout& layout, Plane plane) {
   const BlockShape block = block_shape({.format = spec.wire.value()}, plane);
   const int columns_dim = static_cast<int>(spec.shape.size()) - 1;
@@ -89,12 +95,7 @@ LocalTensor local_planes(const std::string& name, const TensorSpec& spec, Region
     end = std::max(end, place.end);
   };
   if (planes.row) add(*layout.row, false);
-  if (planes.column) {
-    // The matrix travels, or its transpose for the column plane's own blocks. MXFP8 stores codes in the order of the
-    // matrix, the other formats in the order of its transpose.
-    const bool mx = layout.column->shape.scale_dtype == DType::kF8E8M0;
-    add(*layout.column, mx || column_is_transposed_row({.format = *spec.wire}));
-  }
+  if (planes.column) add(*layout.column, is_stored_transposed({.format = *spec.wire}));
   tensor.data = block + begin;
   tensor.array = {.owned = Region::full(Shape{end - begin}), .strides = {1}};
   return tensor;
@@ -115,6 +116,30 @@ LocalTensor sent_plane(const std::string& name, const TensorSpec& spec, Region o
          .scales = at.scales + m * shape.scale_bytes(),
          .amax = at.amaxes == nullptr ? nullptr : at.amaxes + m * static_cast<Index>(sizeof(float))});
   return tensor;
+}
+
+std::optional<PlaneSource> copied_plane(const TensorSpec& spec, const Region& owned, Plane plane, Region travels) {
+  const QuantizedCopy& copy = *spec.quantized;
+  const QuantSpec format{.format = copy.format};
+  const BlockShape block = block_shape(format, plane);
+  const int last = owned.ndim() - 1;
+  for (const auto& [dim, length] : {std::pair(last - 1, block.rows), std::pair(last, block.columns)})
+    if (length > 1 && cut_edge(owned.dim(dim), spec.shape[static_cast<size_t>(dim)], length) >= 0) return std::nullopt;
+  const Shape extents = owned.extents();
+  const Index matrices = element_count(std::span(extents).first(extents.size() - 2));
+  if (std::ssize(copy.matrices) != matrices || std::ranges::count(copy.matrices, nullptr) > 0)
+    fail(
+        ErrorCode::kInvalidArgument,
+        "tensor {}: its quantised copy has {} blocks of memory, and this rank {} matrices: give each matrix one"_message,
+        spec.name, copy.matrices.size(), matrices);
+  const QuantizedLayout layout = quantized_layout(format, copy.planes, 1, extents[extents.size() - 2], extents.back());
+  const QuantizedLayout::Place& place = plane == Plane::kRow ? *layout.row : *layout.column;
+  PlaneSource source{.transposed = plane == Plane::kColumn && is_stored_transposed(format), .held = std::move(travels)};
+  for (const std::byte* at : copy.matrices)
+    source.matrices.push_back({.codes = at + place.codes,
+                               .scales = at + place.scales,
+                               .amax = needs_amax(copy.format) ? at + place.amaxes : nullptr});
+  return source;
 }
 
 }  // namespace tessera::bus

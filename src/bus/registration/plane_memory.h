@@ -2,6 +2,7 @@
 // their bytes are.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "bus/registration/local_tensors.h"
@@ -21,5 +22,8 @@ LocalTensor local_planes(const std::string& name, const TensorSpec& spec, Region
 // One of them, as a sender's tensor is sent from it. `travels`: what this rank owns of the tensor that travels, which
 // may be the transpose of the registered one.
 LocalTensor sent_plane(const std::string& name, const TensorSpec& spec, Region owned, Plane plane, Region travels);
+// Likewise, of the spec's quantised copy; none if an edge of what this rank owns is inside a block. Throws
+// Error(kInvalidArgument) unless there is a block of memory for each of its matrices.
+std::optional<PlaneSource> copied_plane(const TensorSpec& spec, const Region& owned, Plane plane, Region travels);
 
 }  // namespace tessera::bus

@@ -13,7 +13,8 @@
 
 namespace tessera::bus {
 
-// Contiguous, one after another; a tensor that is tied to an earlier one shares its place.
+// Contiguous, one after another; a tensor that is tied to an earlier one shares its place. If it travels in the format
+// of its quantised copy, that lies behind it.
 class Packing {
  public:
   static constexpr uint64_t kAlignment = 64;
@@ -33,6 +34,7 @@ class Packing {
 
  private:
   std::vector<PullRoute> routes(std::byte* base, bool in) const;
+  void place_copy(size_t tensor);
 
   const Manifest& manifest_;
   const Rank rank_;
@@ -41,6 +43,7 @@ class Packing {
   std::vector<uint32_t> ties_;
   std::vector<bool> held_;
   std::vector<uint64_t> offsets_;
+  std::vector<std::vector<uint64_t>> copies_;  // by tensor, where the matrices of its quantised copy lie
   uint64_t bytes_ = 0;
 };
 

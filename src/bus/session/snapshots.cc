@@ -23,6 +23,8 @@ Snapshots::Snapshots(Agent& agent, RunFactory& factory, const Manifest& manifest
   slot_bytes_ = (std::max<uint64_t>(packing.bytes(), 1) + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
   memory_ = factory_.allocate(slots * slot_bytes_, kSlotAlignment);
   specs_ = packing.specs_at(memory_.get());
+  current_.assign(slots, std::vector<bool>(specs_.size()));
+  note_copies(tensors);
   try {
     make_runs(packing, slots, runs_);
     factory_.await_made(limits.deadline, limits.stop);  // before any peer gets access to the memory
@@ -46,6 +48,11 @@ std::vector<PullRoute> Snapshots::routes_of(const Packing& packing, uint32_t slo
   return use_ == Use::kSend ? packing.routes_in(base) : packing.routes_out(base);
 }
 
+void Snapshots::note_copies(std::span<const TensorSpec> tensors) {
+  quantized_.clear();
+  for (size_t i = 0; i < specs_.size(); ++i) quantized_.push_back(specs_[i].quantized ? tensors[i].quantized : nullptr);
+}
+
 void Snapshots::make_runs(const Packing& packing, uint32_t slots, std::vector<std::unique_ptr<Run>>& runs) {
   for (uint32_t slot = 0; slot < slots; ++slot)
     runs.push_back(factory_.make_copy(routes_of(packing, slot), [this] { run_done_.raise(); }));
@@ -61,6 +68,7 @@ void Snapshots::relocate(const Manifest& manifest, std::span<const TensorSpec> t
   std::vector<std::unique_ptr<Run>> runs;
   make_runs(packing, slots(), runs);
   runs_ = std::move(runs);
+  note_copies(tensors);
 }
 
 Snapshots::~Snapshots() {
@@ -70,6 +78,7 @@ Snapshots::~Snapshots() {
 
 void Snapshots::copy(uint32_t slot) {
   TESSERA_CHECK(!busy());
+  for (size_t i = 0; i < quantized_.size(); ++i) current_[slot][i] = quantized_[i] && quantized_[i]->current();
   run_ = runs_[slot].get();
   run_->start(++copies_);
 }

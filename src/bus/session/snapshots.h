@@ -44,11 +44,14 @@ class Snapshots {
   // From the user's memory (kSend), or to it. REQUIRES: not busy()
   void copy(uint32_t slot);
   bool busy() const { return run_ != nullptr; }
+  // Whether a slot has the quantised copy of that tensor's elements. REQUIRES: specs()[tensor].quantized
+  bool is_current(size_t tensor, uint32_t slot) const { return current_[slot][tensor]; }
   const Status& status() const { return status_; }  // of the last copy
 
  private:
   Packing pack(const Manifest& manifest, std::span<const TensorSpec> tensors) const;
   std::vector<PullRoute> routes_of(const Packing& packing, uint32_t slot) const;
+  void note_copies(std::span<const TensorSpec> tensors);
   void make_runs(const Packing& packing, uint32_t slots, std::vector<std::unique_ptr<Run>>& runs);
   void finish();
 
@@ -57,6 +60,8 @@ class Snapshots {
   const Use use_;
   const std::function<void()> done_;
   std::vector<TensorSpec> specs_;
+  std::vector<std::shared_ptr<const QuantizedCopy>> quantized_;  // as registered, of those that are copied
+  std::vector<std::vector<bool>> current_;                       // by slot
   uint64_t slot_bytes_ = 0;
   std::shared_ptr<std::byte> memory_;
   LoopSignal run_done_;

@@ -9,17 +9,17 @@
 namespace tessera {
 namespace {
 
-constexpr Index kTile = 128;  // rows that are transposed at a time
+constexpr Index kLinesAtOnce = 128;  // rows that are transposed at a time
 
 // In elements, of one matrix's codes; 0 for the dims of the stack.
-std::vector<Index> code_strides(const Shape& extents, bool transposed) {
+std::vector<Index> strides_in_matrix(const Shape& extents, bool transposed) {
   std::vector<Index> strides(extents.size(), 0);
   strides[strides.size() - 2] = transposed ? 1 : extents.back();
   strides.back() = transposed ? extents[extents.size() - 2] : 1;
   return strides;
 }
 
-std::vector<Index> stack_strides(const Shape& extents) {
+std::vector<Index> strides_of_stack(const Shape& extents) {
   std::vector<Index> strides = element_strides(Shape(extents.begin(), extents.end() - 2));
   strides.resize(extents.size(), 0);
   return strides;
@@ -36,8 +36,8 @@ std::vector<Index> held_blocks(const IntervalSet& touched, const IntervalSet& he
 
 PlaneReader::PlaneReader(const WirePiece& piece, const PlaneSource& plane)
     : transposed_(plane.transposed),
-      codes_(piece.what(), plane.held, code_strides(plane.held.extents(), plane.transposed)),
-      matrices_(piece.what(), plane.held, stack_strides(plane.held.extents())) {
+      codes_(piece.what(), plane.held, strides_in_matrix(plane.held.extents(), plane.transposed)),
+      matrices_(piece.what(), plane.held, strides_of_stack(plane.held.extents())) {
   const WireRegion& what = piece.what();
   TESSERA_CHECK(!what.fused);
   const codec::BlockFormat& format = what.format;
@@ -89,9 +89,9 @@ void PlaneReader::transpose_codes(const WirePiece& piece, const std::byte* codes
   const int64_t from = codes_.of(box);
   std::byte* const rows = to + piece.codes(box);
   if (!format.packed()) {
-    for (Index column = 0; column < box.columns.size(); column += kTile)
+    for (Index column = 0; column < box.columns.size(); column += kLinesAtOnce)
       codec::transpose_codes(format.codes, codes + from + column * code_row_elements_, code_row_elements_,
-                             std::min(kTile, box.columns.size() - column), box.rows.size(), rows + column,
+                             std::min(kLinesAtOnce, box.columns.size() - column), box.rows.size(), rows + column,
                              piece.row_bytes());
     return;
   }

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from ... import _core
 from ..._errors import InvalidArgumentError
 from ..._tensors.location import Location, refusal
 from ..._tensors.torch import torch_location
@@ -46,11 +47,18 @@ class RowsSource(Generic[T]):
                 "of that: register (etp.local(p), layout, global shape)",
             )
         dim, sizes, bounds = _cut(self._name, weight)
-        at = torch_location(self._name, rows.detach().view(sizes))
+        at = torch_location(self._name, rows.detach().view(sizes))._replace(copy=self._published(weight, rows))
         if weight.model.job_ranks is None:  # one rank, which has all of it
             return at
         layout = weight.layout_of(dim, bounds)
         return at._replace(layout=layout, global_shape=tuple(weight.shape), rank=weight.group.job_rank)
+
+    @staticmethod
+    def _published(weight: Weight, rows: torch.Tensor) -> _core.QuantizedCopy | None:
+        """What others read of these rows, if they are the weight's, and its matrices those of the bus."""
+        if rows.data_ptr() != weight.address or tuple(weight.shape[len(weight.lead) :]) != tuple(weight.matrix):
+            return None
+        return weight.published
 
     def require_writeable(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol
@@ -11,7 +12,7 @@ from torch._C import DisableTorchFunctionSubclass
 from torch._C import _from_dlpack as from_dlpack  # of a capsule
 from torch.utils.hooks import RemovableHandle
 
-from ..._core import Layout, Mesh, RaggedShard, Replicate
+from ..._core import Layout, Mesh, QuantizedCopy, RaggedShard, Replicate
 from ..._errors import InternalError, InvalidArgumentError
 from .._autograd.inline import Stand
 from .._optim.norms import Parallel, plain, typed
@@ -192,6 +193,11 @@ class Weight(Matrix):
         """Of a view of it, which those bounds cut along `dim`."""
         mesh = Mesh([self.model.replicas, self.group.size], ["dp", "etp"], self.model.job_ranks)
         return Layout(mesh, [Replicate(), RaggedShard(dim, bounds)])
+
+    @functools.cached_property
+    def published(self) -> QuantizedCopy | None:
+        """This rank's rows as they are published, for the tensor bus; None if they are not quantised."""
+        return self.model.runtime.quantized_copy(self.numbers) if self.format else None
 
     def __repr__(self) -> str:
         return f"Weight({self.name!r}, rows={self.rows}, shape={tuple(self.shape)}, format={self.format!r})"
