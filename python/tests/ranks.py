@@ -23,7 +23,9 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def connect(role: str, peer: str, namespace: str, rank: int = 0, world: int = 1, **options: Any) -> tessera.Bus:
+def connect(
+    role: str, peer: str | list[str], namespace: str, rank: int = 0, world: int = 1, **options: Any
+) -> tessera.Bus:
     return tessera.connect(
         "weights",
         role=role,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tessera
 from loopback import Loopback, move
-from ranks import LIMIT, run
+from ranks import LIMIT, connect, run
 from tessera._tensors.layouts import as_layout
 from test_wire_planes import BOTH, as_bytes, assert_same, random_matrix
 
@@ -258,3 +258,32 @@ def test_the_wire_format_may_be_named_again_but_no_other(loopback: Loopback) -> 
         tessera.InvalidArgumentError, match="wire= asks for mxfp8, and it is a QuantizedTensor of nvfp4"
     ):
         loopback.trainer.register({"w": filled(x, "nvfp4")}, "other", wire="mxfp8", direction="send", timeout=LIMIT)
+
+
+def test_two_jobs_take_it_from_one_sender() -> None:
+    x = random_matrix(64, 128)
+    source = filled(x, "nvfp4")
+    expected = tessera.quantize(x, "nvfp4")
+    values = np.zeros(x.shape, np.float32)
+    room = tessera.QuantizedTensor.empty(x.shape, "nvfp4", planes=BOTH)
+
+    def take(job: str, into: Any) -> None:
+        with connect(job, "trainer", "two-jobs") as bus, bus.register({"w": into}, "b") as batch:
+            for version in (1, 2):
+                batch.recv(version, timeout=LIMIT)
+
+    with ThreadPoolExecutor(2) as threads:
+        taken = [threads.submit(take, job, into) for job, into in (("floats", values), ("planes", room))]
+        with (
+            connect("trainer", ["floats", "planes"], "two-jobs") as bus,
+            bus.register({"w": source}, "b", grace=LIMIT) as batch,
+        ):
+            batch.wait_peers(2, timeout=LIMIT)
+            for version in (1, 2):
+                batch.send(version, timeout=LIMIT)
+                batch.wait_peers(2, version, timeout=LIMIT)
+            for each in taken:
+                each.result(LIMIT)
+    np.testing.assert_array_equal(values, expected.dequantize())
+    assert_same(room.row, expected.row)
+    assert_same(room.column, expected.column)
