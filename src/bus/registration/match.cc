@@ -173,9 +173,8 @@ void require_offered_planes(const ManifestEntry& offered, const std::string& sen
   const bool row = taken.planes.empty() || taken.planes.row;
   if ((!row || offered.planes.row) && (!taken.planes.column || offered.planes.column)) return;
   findings.add(
-      "tensor {}: {} takes {} of it, and {} offers its {} plane only, quantised to {} already: offer both planes, or "
-      "the "
-      "tensor that they were made from",
+      "tensor {}: {} takes {} of it, and {} offers its {} plane only, quantised to {} already: offer both planes, "
+      "or the tensor that they were made from",
       taken.name, receiver_job,
       taken.planes.empty() ? "the values of the row plane"
                            : fmt::format("the {} plane", tessera::to_string(taken.planes)),

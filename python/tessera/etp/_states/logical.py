@@ -163,8 +163,7 @@ def _own_rows(tensor: LogicalTensor) -> torch.Tensor:
     """In memory that stays."""
     if tensor._rows is None and isinstance(tensor.etp, Weight):
         tensor.etp.require_rows()
-    rows: torch.Tensor = tensor.local
-    return rows
+    return tensor.local
 
 
 def _refuse(args: tuple[Any, ...], name: str) -> NoReturn:
