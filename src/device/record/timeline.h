@@ -16,8 +16,8 @@ struct TimelineFigures {
 };
 
 // Draws the operations whose times kRan records tell. Time 0 is the earliest, "zero_ns" in the JSON's "otherData". The
-// clocks of all ranks are taken to be one, CLOCK_MONOTONIC of one machine. Throws kNotFound if no log has a kRan record,
-// kMismatch if the logs are of different runs or one rank has two.
+// clocks of all ranks are taken to be one, CLOCK_MONOTONIC of one machine. Throws kNotFound if no log has a kRan
+// record, kMismatch if the logs are of different runs or one rank has two.
 TimelineFigures write_timeline(std::span<const RankLog> logs, std::ostream& out);
 
 }  // namespace tessera::device
