@@ -4,6 +4,7 @@ among them."""
 from __future__ import annotations
 
 import functools
+import inspect
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -142,6 +143,9 @@ def _strided(rank: int, folder: pathlib.Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.skipif(
+    "src_data_rank" not in inspect.signature(distribute_tensor).parameters, reason="each rank cannot cut its own tensor"
+)
 def test_placements_that_may_stand_for_two_cuts(tmp_path: pathlib.Path) -> None:
     results = launch(functools.partial(_strided, folder=tmp_path), WORLD)
     layouts = [each.pop("layouts") for each in results]

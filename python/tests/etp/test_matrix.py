@@ -112,9 +112,10 @@ def test_bytes_after_many_steps(case: Case, size: int) -> None:
 
 
 def _require_close(norms: bytes, plain: bytes) -> None:
-    """Plain torch has the stack of experts as one tensor: a norm may differ in the last bit."""
+    """Plain torch has the stack of experts as one tensor, and adds in another order: at most 256 squares in each of
+    eight sums, these, and those of 20 parameters, in f64, on either side. The root halves what that rounds."""
     pairs = zip(*(struct.unpack(f"{MANY_STEPS}d", each) for each in (norms, plain)), strict=True)
-    assert [(step, a, b) for step, (a, b) in enumerate(pairs) if abs(a - b) > math.ulp(b)] == []
+    assert [(step, a, b) for step, (a, b) in enumerate(pairs) if not math.isclose(a, b, rel_tol=300 * 2.0**-53)] == []
 
 
 @functools.cache

@@ -3,6 +3,7 @@ additions have another order."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -104,6 +105,12 @@ def _clip(model: torch.nn.Module) -> float:
     return float(etp.clip_grad_norm_(model.parameters(), 0.2))
 
 
+ignores = pytest.mark.skipif(
+    "ignored_params" not in inspect.signature(fully_shard).parameters, reason="fully_shard() has no ignored_params"
+)
+
+
+@ignores
 def test_fsdp_shards_what_is_whole() -> None:
     found = launch(_in_fsdp, 4)
     norms: list[float] = []
@@ -131,6 +138,7 @@ def _refused_of_fsdp(rank: int) -> list[str]:
     return said
 
 
+@ignores
 def test_what_fsdp_may_not_have() -> None:
     for rank, (not_ignored, other_ranks) in enumerate(launch(_refused_of_fsdp, 4)):
         assert "is sharded, and fully_shard() would cut its rows once more" in not_ignored

@@ -100,7 +100,7 @@ def clip_grad_norm_(
 
     As torch.nn.utils.clip_grad_norm_(), with one exchange between ranks for all parameters, sharded and others. Sums
     are in f64 and in the order of rows: the norm is the same on all ranks, and for every number of ranks, 1 included;
-    of a stack of experts, which plain torch has as one tensor, 1 may differ in the last bit. Parameters of layers with
+    of a stack of experts, which plain torch has as one tensor, 1 may differ in the last bits. Parameters of layers with
     a parallel_mode count with all parts, those that the tp_group has whole once. Collective, over such a tp_group, too.
     """
     if isinstance(parameters, torch.Tensor):
