@@ -8,15 +8,13 @@ import etp_features_scenarios
 import etp_generic_scenarios
 import etp_scenarios
 import pytest
-import torch
-from etp_models import on_ranks, plainly, scenarios_of
+from etp_models import TOLD_OF_INPUTS, on_ranks, plainly, scenarios_of
 
 SCENARIOS = {
     name: scenario
     for each in (etp_scenarios, etp_generic_scenarios, etp_features_scenarios)
     for name, scenario in scenarios_of(vars(each)).items()
 }
-TOLD_OF_INPUTS = "has_torch_function" in torch.autograd.backward.__code__.co_names  # not in 2.6
 
 
 @pytest.fixture(scope="module", params=[2, 4])
