@@ -261,9 +261,11 @@ std::vector<LocalTensor> local_tensors(const Match& match, std::span<const Tenso
     const TensorSpec* spec = place ? &specs[*place] : nullptr;
     tensors.push_back(sends ? sent_tensor(matched, spec, rank) : received_tensor(matched, spec, rank));
     LocalTensor& tensor = tensors.back();
-    if (!sends || !current || tensor.empty() || !spec->quantized || tensor.encoded) continue;
-    if (together[tensors.size() - 1] || !(tensor.encoded = copied_tensor(matched, *spec, rank))) continue;
-    tensor.current = [current, spec = static_cast<size_t>(*place)](uint32_t slot) { return current(spec, slot); };
+    if (!sends || !current || tensor.empty() || !spec->quantized || tensor.encoded || together[tensors.size() - 1])
+      continue;
+    tensor.encoded = copied_tensor(matched, *spec, rank);
+    if (tensor.encoded)
+      tensor.current = [current, spec = static_cast<size_t>(*place)](uint32_t slot) { return current(spec, slot); };
   }
   return tensors;
 }
