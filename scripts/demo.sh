@@ -23,5 +23,5 @@ PYTHONPATH=$root/build/cpu/python "$TESSERA_VENV/bin/python" "$root/examples/wei
 say "ETP: 2 processes share the weights of MiniLM, 1 process keeps all of them"
 PYTHONPATH=$root/build/cpu/python "$TESSERA_VENV/bin/python" "$root/examples/etp_finetune/run.py" --steps 2
 say "RL loop: 4 processes train a language model, 2 others write samples with every version"
-PYTHONPATH=$root/build/cpu/python "$TESSERA_VENV/bin/python" "$root/examples/rl_loop/run.py"
+PYTHONPATH=$root/build/cpu/python "$TESSERA_VENV/bin/python" "$root/examples/rl_loop/run.py" --steps 10 --versions 3
 scripts/demo_etp.sh
