@@ -11,7 +11,7 @@ from torch._C import _from_dlpack as from_dlpack  # of a capsule
 
 from .._autograd.generic import Call
 from .matrix import Matrix, Model
-from .weight import Weight, dtype_name
+from .weight import UNKNOWN, Weight, dtype_name
 
 _SELECTS = (torch.select, torch.Tensor.select)
 _UNBINDS = (torch.unbind, torch.Tensor.unbind)
@@ -142,7 +142,7 @@ class Stack(Weight):
                     rows.zero_()
         super().after_drain(added)
         if empty:  # a fold of such an expert would write there, and not add
-            self._registered = (-1, False)
+            self._registered = UNKNOWN
 
     def _set_gradient(self, memory: torch.Tensor | None, dtype: str, empty: bool) -> None:
         for i, number in enumerate(self.numbers):

@@ -23,6 +23,7 @@ from .post_hooks import PostHooks
 from .rows import gather_rows, spread_rows
 
 _OF_PARTS = ("tensor_model_parallel", "partition_dim", "partition_stride", "etp_parallel", "etp_cut")
+UNKNOWN = (-1, False)  # where the runtime adds: it is told again
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -113,7 +114,8 @@ class Weight(Matrix):
         # Of the round in flight: where folds add, and whether that is what .grad is or becomes.
         self._memory: torch.Tensor | None = None
         self._direct = True
-        self._registered = (0, False)  # an address, and whether a fold has yet to write there
+        # An address, and whether a fold has yet to write there, as the runtime knows it.
+        self._registered = (0, False)
         self.lent = Lent()
         self._stand: torch.Tensor | None = None
 
@@ -413,8 +415,9 @@ class Weight(Matrix):
             parameter.grad.add_(gradient)
 
     def discard(self) -> None:
-        """What is accumulated is worth nothing."""
+        """What is accumulated is worth nothing. Some of it may have been added where the next gradient will lie."""
         self.parameter.grad = None
+        self._registered = UNKNOWN
         if self.fuses:
             main_grad_of(self.parameter, self.name, self.local.shape).zero_()
 
