@@ -97,6 +97,7 @@ def train(rank: Rank, replicas: int, mode: str) -> dict[str, Any]:
     weights = {name: etp.logical(parameter).detach() for name, parameter in model.named_parameters()}
     with torch.no_grad():
         out = model(torch.arange(12).view(2, 6)).item()
+    torch.distributed.barrier()  # forwards are not collective: others may still read this rank's rows
     torch.distributed.destroy_process_group()
     return {"weights": weights, "out": out}
 
