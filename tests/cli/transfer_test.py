@@ -151,7 +151,7 @@ class Transfers(CommandTest):
     def assert_ended_by_death(self, result, name, out):
         self.assert_one_line(result, 4, name)
         self.assertNotIn("closed the batch", result[2])  # which a process reports that ends normally
-        self.assertEqual([p.name for p in out.iterdir()], ["rank-00000.safetensors"])
+        self.assertEqual([p.name for p in out.glob("*")], ["rank-00000.safetensors"])
         self.assertEqual(read_safetensors(out / "rank-00000.safetensors")[1], read_safetensors(self.model)[1])
 
     def test_a_killed_sender_ends_the_receiver_with_status_4_and_no_partial_file(self):
