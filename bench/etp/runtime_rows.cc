@@ -9,7 +9,6 @@
 #include "bench/etp/rows.h"
 #include "collective/group.h"
 #include "device/device.h"
-#include "device/link.h"
 
 namespace tessera::bench {
 namespace {
@@ -33,7 +32,7 @@ constexpr int kSteps = 5;
 class PacedSteps {
  public:
   PacedSteps(const Rank& rank, PrefetchMode prefetch)
-      : rate_(static_cast<double>(kLayerBytes) / to_seconds(kUse)), runtime_(rank.shards(), options(rank, prefetch)) {
+      : rate_(static_cast<double>(kLayerBytes) / to_seconds(kUse)), runtime_(rank.shards(), options(prefetch)) {
     for (int i = 0; i < kLayers; ++i)
       layers_.push_back(runtime_.add({.name = fmt::format("layers.{}", i), .rows = kLayerRows, .columns = kLayerRows}));
     runtime_.start();
@@ -67,13 +66,8 @@ class PacedSteps {
   }
 
  private:
-  RuntimeOptions options(const Rank& rank, PrefetchMode prefetch) const {
-    const auto link = std::make_shared<device::Link>(rate_);
-    return {.prefetch = prefetch,
-            .gather_bytes_per_second = rate_,
-            .reduce_bytes_per_second = rate_,
-            // What is not prefetched is gathered here, at the same rate.
-            .compute = rank.group().device().make_stream({.name = "compute", .link = link, .runs_inline = true})};
+  RuntimeOptions options(PrefetchMode prefetch) const {
+    return {.prefetch = prefetch, .gather_bytes_per_second = rate_, .reduce_bytes_per_second = rate_};
   }
   void compute() {
     const TimePoint began = Clock::steady().now();

@@ -158,7 +158,8 @@ struct RuntimeOptions {
   // "{rank}" and "{group}" in it are replaced; it must have the first where the group has several ranks. A file that is
   // there is replaced. Empty: none. Unset: TESSERA_ETP_LOG, or none.
   std::optional<std::string> schedule_log = std::nullopt;
-  // Paced streams, for measurements of overlap: a gather or fold takes at least as long as at this rate.
+  // Paced streams, for measurements of overlap: a gather or fold takes at least as long as at this rate. Bytes are
+  // those that travel, of all ranks' rows. `compute`, if given, is paced by its own link.
   std::optional<double> gather_bytes_per_second = std::nullopt;
   std::optional<double> reduce_bytes_per_second = std::nullopt;
   std::function<void()> while_waiting = {};  // called while a call waits; what it throws ends the call

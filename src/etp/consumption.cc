@@ -174,7 +174,8 @@ bool Consumptions::is_small(const Unit& unit, Plane plane) const {
 }
 
 device::Event Consumptions::start_gather(Unit& unit, Plane plane, std::vector<uint32_t>& slots) {
-  const bool at_once = is_small(unit, plane) && context_.compute->runs_inline() && unpublished_owner(unit) < 0;
+  const bool at_once = is_small(unit, plane) && !context_.options.gather_bytes_per_second &&
+                       context_.compute->runs_inline() && unpublished_owner(unit) < 0;
   device::Stream& stream = at_once ? *context_.compute : context_.streams.gather(unit.chain);
   gather(unit, plane, stream, StateStep::kStart, slots);
   return stream.record();

@@ -9,6 +9,7 @@
 #include "base/process.h"
 #include "codec/simd/fold.h"
 #include "collective/movement/copy_rows.h"
+#include "device/link.h"
 #include "etp/schedule/planned_order.h"
 #include "layout/text_reader.h"
 
@@ -22,13 +23,21 @@ GraphScope scope_of(const std::set<std::string>& names, bool overlap) {
   return GraphScope::of(list, overlap);
 }
 
+// What is not prefetched is gathered by the caller, and paced all the same.
+std::shared_ptr<device::Stream> compute_of(const RuntimeOptions& options, device::Device& device) {
+  if (options.compute != nullptr) return options.compute;
+  if (!options.gather_bytes_per_second) return device.caller();
+  const auto link = std::make_shared<device::Link>(*options.gather_bytes_per_second);
+  return device.make_stream({.name = "compute", .link = link, .runs_inline = true});
+}
+
 RuntimeContext make_context(const ShardGroup& group, const RuntimeOptions& options) {
   collective::Group& ranks = *group.impl();
   return {.group = ranks,
           .device = ranks.device(),
           .options = options,
           .check = options.check.value_or(false),
-          .compute = options.compute != nullptr ? options.compute : ranks.device().caller(),
+          .compute = compute_of(options, ranks.device()),
           .streams = SideStreams(ranks, options),
           .scope = scope_of(options.graph_scope, options.moe_shared_expert_overlap)};
 }

@@ -118,6 +118,13 @@ void note_writes(const GatherPart& part, const PublishedRows& rows, std::vector<
   accesses.push_back(device::write_of(out, static_cast<size_t>(bytes_of(part.to.dtype, elements)), part.version));
 }
 
+// As they travel.
+int64_t bytes_read(const PublishedWeight& weight, const PublishedRows& rows) {
+  if (!weight.spec) return bytes_of(weight.dtype, rows.count * weight.columns);
+  const PlaneShape shape = plane_shape(*weight.spec, weight.plane, rows.count, weight.columns);
+  return shape.code_bytes() + shape.scale_bytes();
+}
+
 std::string subject_of(std::span<const GatherPart> parts) {
   const std::string first(parts.front().weight);
   return parts.size() == 1 ? first : fmt::format("{} +{}", first, parts.size() - 1);
@@ -145,7 +152,7 @@ std::shared_ptr<const device::Operation> operation_of(Group& group, std::vector<
     for (const GatherPart& part : *parts) {
       if (!has_rows(part, owner)) continue;
       const PublishedRows& rows = part.from->owners[static_cast<size_t>(owner)];
-      operation->bytes += bytes_of(part.to.dtype, rows.count * part.to.columns);
+      operation->bytes += bytes_read(*part.from, rows);
       if (!noted) continue;
       note_reads(part, rows, operation->accesses);
       if (owners.size() == 1) note_writes(part, rows, operation->accesses);

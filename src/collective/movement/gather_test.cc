@@ -322,6 +322,22 @@ TEST(Gather, TogetherItDeclaresOneWriteOfEachMatrixThatHasRows) {
   });
 }
 
+TEST(Gather, CountsTheBytesThatTravel) {
+  const Case cast{.source = DType::kBF16, .to = DType::kF32, .rows = 64, .columns = 32, .alignment = 32};
+  Case quantised = cast;
+  quantised.spec = QuantSpec{.format = Format::kMxfp8};
+  const Weight plain(cast, 2, 1), codes(quantised, 2, 2);
+  run_ranks_well({.size = 2}, [&](Group& group) {
+    Gathered gathered(cast);
+    const auto bytes = [&](const Weight& weight) {
+      const GatherPart part{.slot = 0, .version = 1, .from = weight.published(), .to = gathered.to(), .weight = "w"};
+      return gather_operations(group, {&part, 1}, true).front()->bytes;
+    };
+    EXPECT_EQ(bytes(plain), 64 * 32 * 2);
+    EXPECT_EQ(bytes(codes), 64 * 32 + 64);  // a scale for 32 elements
+  });
+}
+
 TEST(Gather, RefusesANewerVersion) {
   const Case test{.rows = 8, .columns = 8, .alignment = 4};
   const Weight weight(test, 2, 1);
