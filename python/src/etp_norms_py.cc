@@ -57,31 +57,41 @@ struct Order {
   }
 };
 
+// `added(sum, value)`: with the value's power.
 template <typename T>
-double block_power(const T* values, int64_t count, const Order& order, double (*widened)(T)) {
+double added_up(const T* values, int64_t count, const Order& order, auto widened, auto added) {
   std::array<double, kLanes> lanes;
   lanes.fill(order.nothing());
-  for (int64_t i = 0; i < count; ++i) {
-    double& lane = lanes[static_cast<size_t>(i) % kLanes];
-    lane = order.add(lane, order.power(widened(values[i])));
-  }
+  int64_t i = 0;
+  for (; i + int64_t{kLanes} <= count; i += kLanes)
+    for (size_t lane = 0; lane < kLanes; ++lane)
+      lanes[lane] = added(lanes[lane], widened(values[i + static_cast<int64_t>(lane)]));
+  for (size_t lane = 0; i < count; ++i, ++lane) lanes[lane] = added(lanes[lane], widened(values[i]));
   double sum = order.nothing();
   for (const double lane : lanes) sum = order.add(sum, lane);
   return sum;
 }
 
+template <typename T>
+double block_power(const T* values, int64_t count, const Order& order, auto widened) {
+  if (order.p == 2)  // several lanes at a time
+    return added_up(values, count, order, widened, [](double sum, double value) { return sum + value * value; });
+  return added_up(values, count, order, widened,
+                  [&order](double sum, double value) { return order.add(sum, order.power(value)); });
+}
+
 double power_of_block(const std::byte* at, int64_t count, DType dtype, const Order& order) {
   switch (dtype) {
     case DType::kF64:
-      return block_power<double>(reinterpret_cast<const double*>(at), count, order, [](double v) { return v; });
+      return block_power(reinterpret_cast<const double*>(at), count, order, [](double v) { return v; });
     case DType::kF32:
-      return block_power<float>(reinterpret_cast<const float*>(at), count, order, [](float v) { return double{v}; });
+      return block_power(reinterpret_cast<const float*>(at), count, order, [](float v) { return double{v}; });
     case DType::kBF16:
-      return block_power<uint16_t>(reinterpret_cast<const uint16_t*>(at), count, order,
-                                   [](uint16_t v) { return double{std::bit_cast<float>(uint32_t{v} << 16)}; });
+      return block_power(reinterpret_cast<const uint16_t*>(at), count, order,
+                         [](uint16_t v) { return double{std::bit_cast<float>(uint32_t{v} << 16)}; });
     case DType::kF16:
-      return block_power<uint16_t>(reinterpret_cast<const uint16_t*>(at), count, order,
-                                   [](uint16_t v) { return double{f32_from_f16(v)}; });
+      return block_power(reinterpret_cast<const uint16_t*>(at), count, order,
+                         [](uint16_t v) { return double{f32_from_f16(v)}; });
     default:
       fail(ErrorCode::kInvalidArgument, "a norm of {} elements: f64, f32, bf16 and f16 are possible"_message,
            to_string(dtype));

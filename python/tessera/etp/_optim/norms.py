@@ -6,7 +6,7 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
@@ -106,8 +106,11 @@ def clip_grad_norm_(
     if isinstance(parameters, torch.Tensor):
         parameters = [parameters]
     parameters = list(parameters)
-    gradients = [_gradient_of(parameter) for parameter in parameters if parameter.grad is not None]
-    total = torch.tensor(_norm_of_all(parameters, float(norm_type)), dtype=torch.float64)
+    with DisableTorchFunctionSubclass():  # a call for each parameter costs more than the rest
+        found = [parameter.grad for parameter in parameters]
+    pairs = [(p, _typed(p, each)) for p, each in zip(parameters, found, strict=True) if each is not None]
+    gradients = [gradient for _, gradient in pairs]
+    total = torch.tensor(_norm_of_all(parameters, pairs, float(norm_type)), dtype=torch.float64)
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise InvalidArgumentError(
             f"the norm of order {norm_type} of {len(gradients)} gradients is {float(total)}: they cannot be clipped"
@@ -120,25 +123,29 @@ def clip_grad_norm_(
     return total
 
 
-def _gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+def _typed(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """Of a sharded parameter as such, also one that the caller has set, such as its main_grad. One rank has a stack's
     gradient as a plain tensor, and adds it up by experts, too."""
-    gradient = parameter.grad
-    assert gradient is not None
+    if type(gradient) is ShardedGradient:
+        return gradient
     weight = getattr(parameter, "etp", None)
-    if weight is None or type(gradient) is ShardedGradient:
+    if weight is None:
         return gradient
     return _as_sharded(gradient, weight, None) if weight.lead else typed(gradient, weight)
 
 
-def _norm_of_all(parameters: list[torch.Tensor], order: float) -> float:
+def _norm_of_all(
+    parameters: list[torch.Tensor], gradients: list[tuple[torch.Tensor, torch.Tensor]], order: float
+) -> float:
     whole: list[torch.Tensor] = []
-    cut: dict[int, tuple[Parallel, list[torch.Tensor]]] = {}  # by tp_group; a rank may have no gradient of its part
-    for parameter in parameters:
-        parallel: Parallel | None = getattr(parameter, "etp_parallel", None)
-        some = whole if parallel is None else cut.setdefault(id(parallel.group), (parallel, []))[1]
-        if parameter.grad is not None:
-            some.append(_gradient_of(parameter))
+    cut: dict[int, tuple[Parallel, list[torch.Tensor]]] = {}  # by tp_group
+    for parameter in parameters:  # of which a rank may have no gradient of its part
+        parallel = _parallel(parameter)
+        if parallel is not None:
+            cut.setdefault(id(parallel.group), (parallel, []))
+    for parameter, gradient in gradients:
+        parallel = _parallel(parameter)
+        (whole if parallel is None else cut[id(parallel.group)][1]).append(gradient)
     nothing = math.inf if order == -math.inf else 0.0
     norms = [_norms(whole, order, together=True)[0]] if whole else []
     for parallel, some in cut.values():
@@ -148,26 +155,34 @@ def _norm_of_all(parameters: list[torch.Tensor], order: float) -> float:
     return math.fsum(norms) if order == 0 else math.fsum(each**order for each in norms) ** (1 / order)
 
 
+def _parallel(parameter: torch.Tensor) -> Parallel | None:
+    return getattr(parameter, "etp_parallel", None)
+
+
 def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[float]:
     group = None
     parts = []
-    alive = []  # contiguous copies, while their addresses are used
+    alive = []  # copies, while their addresses are used
     for gradient in gradients:
         weight = gradient.etp if type(gradient) is ShardedGradient else None
-        rows = plain(gradient).detach()
-        rows = rows.full_tensor() if hasattr(rows, "full_tensor") else rows.contiguous()  # a DTensor of fully_shard()
-        if rows.dtype not in _NAMES or rows.device.type != "cpu":
+        rows = plain(gradient)
+        if type(rows) is not torch.Tensor and hasattr(rows, "full_tensor"):  # a DTensor of fully_shard()
+            rows = cast(Any, rows).detach().full_tensor()
+            alive.append(rows)
+        dtype = _NAMES.get(rows.dtype)
+        if dtype is None or not rows.is_cpu:
             raise InvalidArgumentError(f"a norm of {rows.dtype} on {rows.device}: floats in host memory are possible")
-        alive.append(rows)
+        if not rows.is_contiguous():
+            rows = rows.detach().contiguous()
+            alive.append(rows)
         if weight is None:
             first = rows.shape[0] if rows.dim() > 0 else 1
-            parts.append((rows.data_ptr(), 1, first, rows.numel() // max(first, 1), _NAMES[rows.dtype], 0, first))
+            parts.append((rows.data_ptr(), 1, first, rows.numel() // max(first, 1), dtype, 0, first))
             continue
         if group is not None and group.core is not weight.group.core:
             raise InvalidArgumentError(f"a norm of gradients of two ETP groups, {group} and {weight.group}: take two")
         group = weight.group
         lead, (count, columns) = weight.lead.numel(), rows.shape[-2:]
-        dtype = _NAMES[rows.dtype]
         parts.append((rows.data_ptr(), lead, count, columns, dtype, weight.shard_rows, weight.matrix[0]))
     core = _core.ShardGroup.single("norm") if group is None else group.core
     return _core.etp_norms(core, parts, order, together)
