@@ -121,7 +121,7 @@ def compare(size: int, options: argparse.Namespace, report: Report) -> None:
         losses = figures["ddp"].losses
         etp = figures["etp"]
     if "movement" in options.parts:
-        paced = measured(size, entries(["bf16", "nvfp4"], SLOW), one, losses)
+        paced = measured(size, entries(["bf16", "nvfp4", "mixed", "mixed-nvfp4"], SLOW), one, losses)
         report.add(size, "movement", paced, {}, targets.of_movement(paced))
     if "prefetch" in options.parts:
         pace = etp.gathered / (statistics.median(etp.wall) / 2)

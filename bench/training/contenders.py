@@ -148,7 +148,7 @@ def sharded(
             built(options, checkpoints), group, formats={pattern: format} if format else None, compute_dtype=compute
         )
         etp.update_config(**before)
-        return Sharded(options, model, autocast=compute is None)
+        return Sharded(options, model, autocast=compute is not torch.float32)
 
     return make
 
@@ -178,6 +178,8 @@ KINDS = {
 PACED = {
     "bf16": Kind(sharded("bf16", **AHEAD), 1e-3),
     "nvfp4": Kind(sharded("nvfp4", **AHEAD), 5e-2),
+    "mixed": Kind(sharded("bf16", compute=torch.bfloat16, pattern=".*", **AHEAD), 2e-2),
+    "mixed-nvfp4": Kind(sharded("nvfp4", compute=torch.bfloat16, pattern=".*", **AHEAD), 5e-2),
     "ahead": Kind(sharded(**AHEAD), 1e-5),
     "on-demand": Kind(sharded(weight_prefetch=False), 1e-5),
 }
