@@ -1,5 +1,7 @@
 #include "collective/service.h"
 
+#include <poll.h>
+
 #include <algorithm>
 
 #include "base/fail.h"
@@ -252,8 +254,25 @@ void Service::died(int rank) {
   Peer& peer = peers_[static_cast<size_t>(rank)];
   if (peer.pidfd) loop_.remove_fd(peer.pidfd.get());
   peer.pidfd.reset();
-  if (!excused(rank)) fail(failed(ErrorCode::kPeerLost, "{} has died"_message, name(rank)));
+  if (!excused(rank)) fail(failed(ErrorCode::kPeerLost, "{}"_message, fmt::join(lost_with(rank), ", ")));
   wake();
+}
+
+// While the group forms, a rank that ends because of another one's death has nothing to excuse it, and may be seen
+// first: all that are gone are named.
+std::vector<std::string> Service::lost_with(int rank) const {
+  std::vector<std::string> lost{fmt::format("{} has died", name(rank))};
+  for (int other = 0; other < size_; ++other)
+    if (other != rank && other != rank_ && is_dead(other) && !excused(other))
+      lost.push_back(fmt::format("{} has died", name(other)));
+  return lost;
+}
+
+bool Service::is_dead(int rank) const {
+  const Peer& peer = peers_[static_cast<size_t>(rank)];
+  if (!peer.pidfd) return liveness_of(ranks_[static_cast<size_t>(rank)].process) == Liveness::kDead;
+  pollfd ended{.fd = peer.pidfd.get(), .events = POLLIN, .revents = 0};
+  return ::poll(&ended, 1, 0) > 0;
 }
 
 void Service::ended(int rank) {

@@ -90,6 +90,8 @@ class Service {
   void died(int rank);
   void ended(int rank);
   bool excused(int rank) const;
+  std::vector<std::string> lost_with(int rank) const;
+  bool is_dead(int rank) const;
   void fail(const Status& status);
   void check_connected();
   std::string name(int rank) const;

@@ -53,6 +53,23 @@ class GroupProcesses {
     for (const Outcome& outcome : processes_.wait(hang_limit())) EXPECT_EQ(outcome.status, 0) << outcome.output;
     expect_nothing_left();
   }
+  // One that stands still from the moment that it is known until all others have ended for the victim's death.
+  void kill_while_one_is_late(int victim, int late) {
+    for (size_t rank = 0; rank < pids_.size(); ++rank) await([&] { return board_->blobs[rank].bytes.load() > 0; });
+    processes_.kill(pid(late), SIGSTOP);
+    processes_.kill(pid(victim), SIGKILL);
+    std::vector<pid_t> others = pids_;
+    std::erase(others, pid(late));
+    std::erase(others, pid(victim));
+    auto outcomes = processes_.wait(others, hang_limit());
+    processes_.kill(pid(late), SIGCONT);
+    outcomes.push_back(processes_.wait_for(pid(late), hang_limit()));
+    for (const Outcome& outcome : outcomes) {
+      EXPECT_EQ(outcome.status, kLost) << outcome.output;
+      EXPECT_THAT(outcome.output, HasSubstr(name(victim) + " has died"));
+    }
+    expect_nothing_left();
+  }
   // All others must end well before their deadlines.
   void kill(int victim) {
     processes_.kill(pid(victim), SIGKILL);
@@ -126,6 +143,15 @@ TEST(GroupFaults, AKilledRankIsNamedByAllOthers) {
     longest = std::max(longest, group.longest());
   }
   testing::Test::RecordProperty("seconds_from_death_to_the_last_end", std::to_string(longest));
+}
+
+TEST(GroupFaults, WhoSeesADeathLateNamesNotOnlyThoseThatEndedForIt) {
+  for (uint32_t time = 0; time < kTimes && !testing::Test::HasFailure(); ++time) {
+    SCOPED_TRACE(time);
+    GroupProcesses group;
+    group.start(4, std::chrono::seconds(60));
+    group.kill_while_one_is_late(static_cast<int>(3 - time % 2), static_cast<int>(time % 2));
+  }
 }
 
 TEST(GroupFaults, AStoppedRankIsNamedAtTheDeadline) {
