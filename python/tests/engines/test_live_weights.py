@@ -1,0 +1,240 @@
+"""Updates of live weights: all ranks or none, and what failed is undone."""
+
+import threading
+
+import pytest
+import torch
+from loaders import LOADERS
+from tessera import InvalidArgumentError, engines
+from test_learned_maps import tensors, values
+
+
+class Ranks:
+    """A vote of threads that stand for ranks."""
+
+    def __init__(self, size):
+        self.size = size
+        self.barrier = threading.Barrier(size)
+        self.votes = []
+
+    def agree(self, ok):
+        self.votes.append(ok)
+        self.barrier.wait(60)
+        result = all(self.votes[-self.size :])
+        self.barrier.wait(60)
+        return result
+
+    def run(self, work):
+        found = [None] * self.size
+
+        def one(rank):
+            found[rank] = work(rank)
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return found
+
+
+class Source:
+    """A batch that fills staged memory with a version of the checkpoint, and may fail half-way."""
+
+    def __init__(self, learned, staged, checkpoint_of):
+        self.learned, self.staged, self.checkpoint_of = learned, staged, checkpoint_of
+        self.version = 0
+        self.failing = False
+
+    def recv(self, min_version=None, *, timeout=None):
+        checkpoint = self.checkpoint_of(self.version)
+        for i, (key, memory) in enumerate(self.staged.items()):
+            if self.failing and i == len(self.staged) // 2:
+                raise ConnectionError("the trainer is gone")
+            part = self.learned.map(key)
+            memory.copy_(checkpoint[part.name][part.source or ...])
+        return self.version
+
+
+class Engine:
+    """One rank of an engine with a model of `loaders`."""
+
+    def __init__(self, name, rank=0, world=1, **options):
+        self.make = lambda: LOADERS[name](rank, world)
+        loading = self.make()
+        self.model = loading.model
+        self.checkpoint = loading.checkpoint
+        self.learned = engines.learn_map(self.model, self.checkpoint)
+        staged = self.learned.staging()
+        self.source = Source(self.learned, staged, self.values)
+        self.live = engines.LiveWeights(
+            lambda: tensors(self.model), self.learned, self.source, staged, rank=rank, **options
+        )
+
+    def values(self, version):
+        return values(self.checkpoint, 1000 * version)
+
+    def holds(self, version):
+        """Whether its weights are those that its loader would have left."""
+        model = self.make().model
+        if version:
+            model.load_weights(iter(self.values(version).items()))
+        expected = tensors(model)
+        return all(torch.equal(each, expected[name]) for name, each in tensors(self.model).items())
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_each_version_is_what_the_loader_would_give(name):
+    one = Engine(name)
+    for version in (1, 2, 5):
+        one.source.version = version
+        staged = one.live.stage()
+        assert (staged.ok, staged.staged, staged.version) == (True, version, one.live.version)
+        assert not one.holds(version)
+        assert one.live.commit().ok
+        assert one.live.version == version and one.holds(version)
+
+
+def test_commit_without_a_staged_version_is_refused():
+    one = Engine("fused")
+    verdict = one.live.commit()
+    assert not verdict.ok and "nothing is staged" in verdict.error and one.holds(0)
+
+
+def test_a_receive_that_fails_on_one_rank_leaves_all_as_they_were():
+    ranks = Ranks(2)
+    both = [Engine("fused", rank, 2, agree=ranks.agree) for rank in range(2)]
+
+    def update(rank):
+        one = both[rank]
+        return one.live.stage(), one.live.commit()
+
+    for one in both:
+        one.source.version = 1
+    assert all(verdict.ok for verdicts in ranks.run(update) for verdict in verdicts)
+    both[1].source.failing = True
+    for one in both:
+        one.source.version = 2
+    for rank, (staged, committed) in enumerate(ranks.run(update)):
+        assert not staged.ok and not committed.ok and staged.rank == rank and staged.version == 1
+        assert staged.error == ("ConnectionError: the trainer is gone" if rank == 1 else "another rank failed")
+        assert both[rank].holds(1)
+    both[1].source.failing = False
+    assert all(verdict.ok for verdicts in ranks.run(update) for verdict in verdicts)
+    assert both[0].holds(2) and both[1].holds(2)
+
+
+class Failing:
+    """A layer that is built apart: fails where it is told to."""
+
+    def __init__(self, model):
+        self.model, self.at, self.calls = model, None, []
+
+    def _step(self, name):
+        self.calls.append(name)
+        if self.at == name:
+            raise ValueError(f"injected in {name}")
+
+    def build(self, staged):
+        self._step("build")
+
+    def swap(self):
+        self.kept, self.model.extra = getattr(self.model, "extra", None), object()
+        self._step("swap")
+
+    def undo(self):
+        self._step("undo")
+        self.model.extra = self.kept
+
+    def drop(self):
+        self._step("drop")
+
+
+@pytest.mark.parametrize("point", ["build", "swap"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_change_that_fails_on_one_rank_is_undone_on_both(point, victim):
+    ranks = Ranks(2)
+    both, changes = [], []
+    for rank in range(2):
+        change = Failing(LOADERS["experts"](rank, 2).model)
+        both.append(Engine("experts", rank, 2, agree=ranks.agree, changes=[change]))
+        changes.append(change)
+
+    def update(rank):
+        return both[rank].live.stage(), both[rank].live.commit()
+
+    for version in (1, 2):
+        for one in both:
+            one.source.version = version
+        assert all(verdict.ok for verdicts in ranks.run(update) for verdict in verdicts)
+    before = [change.model.extra for change in changes]
+    changes[victim].at = point
+    for one in both:
+        one.source.version = 3
+    for rank, (_, committed) in enumerate(ranks.run(update)):
+        assert not committed.ok and committed.version == 2
+        assert both[rank].holds(2) and changes[rank].model.extra is before[rank]
+    changes[victim].at = None
+    assert all(verdict.ok for verdicts in ranks.run(update) for verdict in verdicts)
+    assert both[0].holds(3) and both[1].holds(3)
+
+
+@pytest.mark.parametrize("copies", range(0, 24, 3))
+def test_a_copy_that_is_interrupted_anywhere_is_undone(copies, monkeypatch):
+    one = Engine("repeated")
+    one.source.version = 1
+    assert one.live.stage().ok and one.live.commit().ok
+    one.source.version = 2
+    assert one.live.stage().ok
+    left = copies
+    real = torch.Tensor.copy_
+
+    def copy(self, *args, **options):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise RuntimeError("interrupted")
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    verdict = one.live.commit()
+    monkeypatch.setattr(torch.Tensor, "copy_", real)
+    if left <= 0 and copies:
+        assert not verdict.ok and "interrupted" in verdict.error
+        assert one.live.version == 1 and one.holds(1)
+        one.source.version = 2
+        assert one.live.stage().ok and one.live.commit().ok
+    assert one.live.version == 2 and one.holds(2)
+
+
+def test_a_parameter_that_lies_in_another_form_is_refused_before_anything_is_changed():
+    one = Engine("fused")
+    one.source.version = 1
+    assert one.live.stage().ok
+    one.model.o.data = one.model.o.data.t()
+    verdict = one.live.commit()
+    assert not verdict.ok and "o is (8, 8)" in verdict.error and "cannot be written in place" in verdict.error
+    with pytest.raises(InvalidArgumentError, match="cannot be written in place"):
+        engines.LiveWeights(lambda: tensors(one.model), one.learned, one.source, {})
+
+
+def test_large_pieces_are_exchanged_in_chunks():
+    class Large(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(700, 1024), requires_grad=False)
+
+        def load_weights(self, weights):
+            for _, tensor in weights:
+                self.w.copy_(tensor)
+
+    model = Large()
+    learned = engines.learn_map(model, {"w": ((700, 1024), torch.float32)})
+    staged = learned.staging()
+    source = Source(learned, staged, lambda version: {"w": torch.full((700, 1024), float(version))})
+    live = engines.LiveWeights(lambda: tensors(model), learned, source, staged)
+    for version in (1, 2):
+        source.version = version
+        assert live.stage().ok and live.commit().ok
+        assert (model.w == version).all()
+        assert (staged["w#0"] == version - 1).all()
