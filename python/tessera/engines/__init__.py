@@ -6,7 +6,7 @@ It needs torch. Nothing here imports an engine.
 from __future__ import annotations
 
 from ._learn import LearnedMap, Piece, Slice, learn_map, on_meta
-from ._live import Agree, Change, LiveWeights, Verdict
+from ._live import Agree, Change, LiveWeights, Plan, Verdict
 
 __all__ = [
     "Agree",
@@ -14,6 +14,7 @@ __all__ = [
     "LearnedMap",
     "LiveWeights",
     "Piece",
+    "Plan",
     "Slice",
     "Verdict",
     "learn_map",

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -63,6 +63,14 @@ class Change(Protocol):
         """Lets go of what was built, or was replaced."""
 
 
+class Plan(NamedTuple):
+    """How each part of a version is installed."""
+
+    pieces: Sequence[Piece]  # copied into place
+    changes: Sequence[Change] = ()  # what installs the others
+    refresh: Sequence[Callable[[], None]] = ()  # derives from weights in place what depends on them; also after an undo
+
+
 class LiveWeights:
     """One rank's part of an engine's weights. Not thread-safe; every rank of the engine calls stage() and commit() in
     the same order, and neither of them raises in one rank alone: what fails is told by the Verdict, on all ranks.
@@ -80,8 +88,7 @@ class LiveWeights:
         *,
         agree: Agree = lambda ok: ok,
         rank: int = 0,
-        pieces: Sequence[Piece] | None = None,
-        changes: Iterable[Change] = (),
+        plan: Callable[[Mapping[str, torch.Tensor]], Plan] | None = None,
     ) -> None:
         """
         Args:
@@ -91,11 +98,10 @@ class LiveWeights:
             staged: What learned.staging() gave. After a commit it holds the weights that were replaced.
             agree: Of the engine's ranks.
             rank: Of this one, for messages.
-            pieces: Those that are copied into place. None: all.
-            changes: What installs the others.
+            plan: Called once, with the first version, when it is staged. None: all pieces are copied into place.
 
         Raises:
-            InvalidArgumentError: A parameter of `pieces` does not lie as the loader left it.
+            InvalidArgumentError: Without a plan: a parameter does not lie as the loader left it.
         """
         self._parameters = parameters
         self._learned = learned
@@ -103,12 +109,26 @@ class LiveWeights:
         self._memory = staged
         self._agree = agree
         self._rank = rank
-        self._pieces = learned.pieces if pieces is None else tuple(pieces)
-        self._changes = tuple(changes)
-        self._uses = Counter(piece.source for piece in self._pieces)
+        self._make_plan = plan
+        self._plan: Plan | None = None
         self._version = 0
         self._staged: int | None = None
-        require_loaded_form(parameters(), learned, self._pieces)
+        if plan is None:
+            self._take(Plan(learned.pieces))
+
+    def _take(self, plan: Plan) -> None:
+        require_loaded_form(self._parameters(), self._learned, plan.pieces)
+        self._plan = plan
+        self._uses = Counter(piece.source for piece in plan.pieces)
+
+    @property
+    def plan(self) -> Plan | None:
+        """How versions are installed; None before the first is staged."""
+        return self._plan
+
+    @property
+    def _changes(self) -> Sequence[Change]:
+        return () if self._plan is None else self._plan.changes
 
     @property
     def version(self) -> int:
@@ -129,6 +149,8 @@ class LiveWeights:
         error: BaseException | None = None
         try:
             version = self._batch.recv(min_version, timeout=timeout)
+            if self._plan is None and self._make_plan is not None:
+                self._take(self._make_plan(self._memory))
             for change in self._changes:
                 change.build(self._memory)
         except BaseException as caught:
@@ -160,20 +182,27 @@ class LiveWeights:
             with torch.no_grad():
                 for undo in reversed(done):
                     undo()
+                self._refresh()
         for change in self._changes:
             change.drop()
         return self._verdict(self._version == version, began, failure)
 
     def _install(self, done: list[Callable[[], Any]]) -> None:
+        assert self._plan is not None
         parameters = self._parameters()
-        require_loaded_form(parameters, self._learned, self._pieces)
+        require_loaded_form(parameters, self._learned, self._plan.pieces)
         with torch.no_grad():
-            for piece in self._pieces:
+            for piece in self._plan.pieces:
                 staged = self._memory[self._learned.key(piece.source)]
                 _exchange(piece, parameters[piece.parameter], staged, self._uses[piece.source] > 1, done)
-        for change in self._changes:
-            done.append(change.undo)
-            change.swap()
+            for change in self._changes:
+                done.append(change.undo)
+                change.swap()
+            self._refresh()
+
+    def _refresh(self) -> None:
+        for derive in self._plan.refresh if self._plan is not None else ():
+            derive()
 
     def _all_agree(self, ok: bool) -> bool:
         try:

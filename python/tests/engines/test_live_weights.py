@@ -59,7 +59,7 @@ class Source:
 class Engine:
     """One rank of an engine with a model of `loaders`."""
 
-    def __init__(self, name, rank=0, world=1, **options):
+    def __init__(self, name, rank=0, world=1, changes=None, **options):
         self.make = lambda: LOADERS[name](rank, world)
         loading = self.make()
         self.model = loading.model
@@ -67,6 +67,8 @@ class Engine:
         self.learned = engines.learn_map(self.model, self.checkpoint)
         staged = self.learned.staging()
         self.source = Source(self.learned, staged, self.values)
+        if changes is not None:
+            options["plan"] = lambda staged: engines.Plan(self.learned.pieces, changes)
         self.live = engines.LiveWeights(
             lambda: tensors(self.model), self.learned, self.source, staged, rank=rank, **options
         )

@@ -1,0 +1,244 @@
+"""How each layer of a vLLM model takes new weights: copied into place where that is proven to be the same, else
+processed beside the layer that serves, by vLLM's own method, and swapped."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..._errors import UnimplementedError
+from .._learn import Form, LearnedMap, Piece
+from .._live import Plan
+
+Staged = Mapping[str, torch.Tensor]
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+
+
+class Layer(NamedTuple):
+    """A module that has parameters of its own, and what it takes of the checkpoint."""
+
+    module: torch.nn.Module
+    prefix: str  # of its parameters' names
+    pieces: Sequence[Piece]
+
+
+class Shadow:
+    """A module of the same class with its own parameters, as the loader wants them. What the live one has is read, and
+    never written."""
+
+    def __init__(self, layer: Layer, shared: dict[int, torch.Tensor]) -> None:
+        """`shared`: by the id of a live parameter, the one that stands for it."""
+        live = layer.module
+        self.module = module = object.__new__(type(live))
+        module.__dict__.update(live.__dict__)
+        module.__dict__.update(_parameters={}, _buffers=dict(live._buffers), _modules=dict(live._modules))
+        loaded = _loaded_form(live)
+        for name, parameter in live._parameters.items():
+            like = loaded.get(name, parameter)  # a bias stays as it is loaded
+            if like is None:
+                module._parameters[name] = None
+                continue
+            if id(parameter) not in shared:
+                shared[id(parameter)] = _empty(like, live)
+            module._parameters[name] = shared[id(parameter)]  # type: ignore[assignment]
+        for name in loaded.keys() - live._parameters.keys():
+            module._parameters[name] = _empty(loaded[name], live)  # type: ignore[assignment]
+
+    def fill(self, layer: Layer, learned: LearnedMap, staged: Staged) -> None:
+        for piece in layer.pieces:
+            parameter = self.module._parameters[piece.parameter.removeprefix(layer.prefix)]
+            assert parameter is not None
+            piece.install(parameter.data, staged[learned.key(piece.source)])
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {name: each.data for name, each in self.module._parameters.items() if each is not None}
+
+    def process(self) -> None:
+        """What vLLM does after it has loaded a layer."""
+        method = getattr(self.module, "quant_method", None)
+        if method is None or not hasattr(method, "process_weights_after_loading"):
+            return
+        self.module.__dict__.pop("_already_called_process_weights_after_loading", None)
+        if "quant_method" in self.module.__dict__:
+            self.module.__dict__["quant_method"] = method = copy.copy(method)
+        method.process_weights_after_loading(self.module)
+        if hasattr(self.module, "update_param_tp_status"):
+            self.module.update_param_tp_status()
+
+
+class RebuiltLayers:
+    """A Change of layers that share parameters; nearly always one. They are built beside those that serve, and their
+    state is swapped in."""
+
+    def __init__(self, layers: Sequence[Layer], learned: LearnedMap) -> None:
+        self._layers = layers
+        self._learned = learned
+        self._built: list[Shadow] = []
+        self._kept: list[tuple[dict[str, Any], ...]] = []
+
+    def build(self, staged: Staged) -> None:
+        self._built = shadows(self._layers, self._learned, staged)
+        for shadow in self._built:
+            shadow.process()
+
+    def swap(self) -> None:
+        for (live, _, _), shadow in zip(self._layers, self._built, strict=True):
+            new = shadow.module
+            self._kept.append(tuple(dict(each) for each in (live.__dict__, live._parameters, live._buffers)))
+            _replace(live, new.__dict__, new._parameters, new._buffers)
+
+    def undo(self) -> None:
+        for (live, _, _), kept in zip(self._layers, self._kept, strict=False):
+            _replace(live, *kept)
+
+    def drop(self) -> None:
+        self._built, self._kept = [], []
+
+
+def shadows(layers: Sequence[Layer], learned: LearnedMap, staged: Staged) -> list[Shadow]:
+    """Of layers that share parameters, filled with staged weights and not yet processed."""
+    shared: dict[int, torch.Tensor] = {}
+    made = [Shadow(layer, shared) for layer in layers]
+    for shadow, layer in zip(made, layers, strict=True):
+        shadow.fill(layer, learned, staged)
+    return made
+
+
+def _replace(live: torch.nn.Module, state: Mapping[str, Any], *registries: Mapping[str, Any]) -> None:
+    for now, new in zip((live._parameters, live._buffers), registries, strict=True):
+        now.clear()
+        now.update(new)
+    kept = {name: live.__dict__[name] for name in _REGISTRIES}
+    for name in [name for name in live.__dict__ if name not in state and name not in kept]:
+        del live.__dict__[name]
+    live.__dict__.update({**state, **kept})
+
+
+def _loaded_form(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info  # type: ignore[import-not-found]
+
+    return dict(get_layerwise_info(module).restore_metadata[0])
+
+
+def _empty(like: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
+    from vllm.model_executor.model_loader.reload.meta import restore_layer_refs  # type: ignore[import-not-found]
+
+    made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).zero_()  # loaders fill padding with zeros
+    made.__class__ = like.__class__
+    made.__dict__.update(like.__dict__)
+    restored: torch.Tensor = restore_layer_refs(made, module)
+    return restored
+
+
+def plan_of(model: torch.nn.Module, learned: LearnedMap, staged: Staged, dtype: torch.dtype) -> Plan:
+    """How each layer is installed, proven with a first version: a layer's pieces are copied into place if vLLM's own
+    processing of a copy leaves each parameter where and as it was, and adds nothing.
+
+    Raises:
+        UnimplementedError: The loader computes a parameter.
+    """
+    if learned.computed:
+        named = "; ".join(f"{name}: {why}" for name, why in learned.computed.items())
+        raise UnimplementedError(f"these parameters are not copies of the checkpoint, which is needed here: {named}")
+    in_place: list[Piece] = []
+    changes: list[RebuiltLayers] = []
+    for layers in groups(model, learned.pieces):
+        if is_proven(layers, learned, staged):
+            in_place.extend(piece for layer in layers for piece in layer.pieces)
+        else:
+            changes.append(RebuiltLayers(layers, learned))
+    return Plan(in_place, changes, _derived(model, learned.pieces, dtype))
+
+
+def groups(model: torch.nn.Module, pieces: Iterable[Piece]) -> list[list[Layer]]:
+    """The layers that have pieces, each with those that share a parameter with it."""
+    by_path: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        by_path.setdefault(piece.parameter.rpartition(".")[0], []).append(piece)
+    sharing: dict[int, list[str]] = {}
+    for path, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                sharing.setdefault(id(parameter), []).append(path)
+    found: list[list[Layer]] = []
+    seen: set[str] = set()
+    for path in by_path:
+        if path in seen:
+            continue
+        together = [path]
+        for each in together:  # which grows
+            for parameter in model.get_submodule(each)._parameters.values():
+                together += [other for other in sharing.get(id(parameter), []) if other not in together]
+        seen.update(together)
+        found.append(
+            [Layer(model.get_submodule(each), f"{each}." if each else "", by_path.get(each, [])) for each in together]
+        )
+    return found
+
+
+def is_proven(layers: Sequence[Layer], learned: LearnedMap, staged: Staged) -> bool:
+    """Whether weights that are copied into place are all that vLLM would leave."""
+    for live, prefix, pieces in layers:
+        tensors = {**live._parameters, **live._buffers}
+        for piece in pieces:
+            tensor = tensors.get(piece.parameter.removeprefix(prefix))
+            if tensor is None or Form.of(tensor) != learned.forms[piece.parameter]:
+                return False
+            if piece.parameter.removeprefix(prefix) in live._buffers and hasattr(live, "quant_method"):
+                return False
+    if all(live._parameters == {} for live, _, _ in layers):
+        return True  # buffers of a module that processes nothing
+    return all(_leaves_all(shadow) for shadow in shadows(layers, learned, staged))
+
+
+def _leaves_all(shadow: Shadow) -> bool:
+    before, state = {name: each.clone() for name, each in shadow.tensors().items()}, dict(shadow.module.__dict__)
+    shadow.process()
+    after = shadow.tensors()
+    return (
+        after.keys() == before.keys()
+        and all(Form.of(each) == Form.of(before[name]) and _same(each, before[name]) for name, each in after.items())
+        and not _added(state, shadow.module.__dict__)
+    )
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return not a.numel() or torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def _added(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether processing gave the layer something that may hold weights."""
+    return any(
+        _may_hold(value)
+        for name, value in after.items()
+        if name not in (*_REGISTRIES, "quant_method") and value is not before.get(name)
+    )
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether a tensor may be in it: not in numbers, nor in functions that hold none."""
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.Size | torch.device):
+        return False
+    if isinstance(value, types.FunctionType):
+        cells = [each.cell_contents for each in value.__closure__ or ()]
+        return any(map(_may_hold, [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]))
+    return not isinstance(value, types.BuiltinFunctionType)
+
+
+def _derived(model: torch.nn.Module, pieces: Iterable[Piece], dtype: torch.dtype) -> list[Callable[[], None]]:
+    """Attention layers that derive tensors from other layers' weights, as MLA does from kv_b_proj."""
+    from vllm.model_executor.layers.attention import is_deferred_attention_layer  # type: ignore[import-not-found]
+
+    changed = {id(model.get_submodule(piece.parameter.rpartition(".")[0])) for piece in pieces}
+    found: list[Callable[[], None]] = []
+    for module in model.modules():
+        if not is_deferred_attention_layer(module):
+            continue
+        held = [*module.__dict__.values(), *module._modules.values(), *vars(getattr(module, "impl", object)).values()]
+        if any(id(each) in changed for each in held if isinstance(each, torch.nn.Module)):
+            found.append(lambda module=module: module.process_weights_after_loading(dtype))  # type: ignore[misc]
+    return found
