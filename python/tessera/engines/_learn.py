@@ -86,9 +86,9 @@ class Piece:
         return torch.as_strided(parameter, self._box.size, self._box.to_strides, offset)
 
     def taken(self, staged: torch.Tensor) -> torch.Tensor:
-        """What goes there, of the slice `staged`, which is contiguous."""
-        offset = int(staged.storage_offset()) + self._box.source
-        return torch.as_strided(staged, self._box.size, self._box.source_strides, offset)
+        """What goes there, of the slice `staged`."""
+        strides = [0 if dim is None else staged.stride(dim) for dim in self._dims]
+        return torch.as_strided(staged, self._box.size, strides, int(staged.storage_offset()))
 
     def install(self, parameter: torch.Tensor, staged: torch.Tensor) -> None:
         """Copies the slice to where it belongs."""
@@ -170,7 +170,7 @@ class LearnedMap:
         with torch.no_grad():
             for piece in self.pieces:
                 whole = checkpoint[piece.source.tensor]
-                piece.install(parameters[piece.parameter], whole[piece.source.index].contiguous())
+                piece.install(parameters[piece.parameter], whole[piece.source.index])
 
 
 @contextlib.contextmanager

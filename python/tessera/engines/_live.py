@@ -18,6 +18,7 @@ Agree = Callable[[bool], bool]
 """Collective over the ranks of an engine: whether all of them said True. One rank: `lambda ok: ok`."""
 
 _SCRATCH_BYTES = 1 << 20  # stays in a core's cache
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,21 @@ class LiveWeights:
         agree: Agree = lambda ok: ok,
         rank: int = 0,
         plan: Callable[[Mapping[str, torch.Tensor]], Plan] | None = None,
+        undo: bool = False,
     ) -> None:
         """
         Args:
             parameters: The live ones, by the names of `learned`; asked at every commit.
             learned: Of this rank.
             batch: Receives `staged`, by the map of `learned`.
-            staged: What learned.staging() gave. After a commit it holds the weights that were replaced.
+            staged: What learned.staging() gave.
             agree: Of the engine's ranks.
             rank: Of this one, for messages.
             plan: Called once, with the first version, when it is staged. None: all pieces are copied into place.
+            undo: Whether the copies into place can be undone, which takes about twice their time: each piece is
+                exchanged with what it replaces, so that no more memory is needed. If not, they begin only once every
+                rank has everything and has swapped in what was built beside, all of which is undone if any rank fails;
+                then nothing but copies within memory is left, and one that is interrupted begins again.
 
         Raises:
             InvalidArgumentError: Without a plan: a parameter does not lie as the loader left it.
@@ -113,6 +119,11 @@ class LiveWeights:
         self._plan: Plan | None = None
         self._version = 0
         self._staged: int | None = None
+        self._received: int | None = None
+        self._error: BaseException | None = None
+        self._began = 0.0
+        self._undo = undo
+        self._torn = False
         if plan is None:
             self._take(Plan(learned.pieces))
 
@@ -140,27 +151,45 @@ class LiveWeights:
         """The version that waits for commit(), if any."""
         return self._staged
 
+    @property
+    def torn(self) -> bool:
+        """Whether a copy into place has failed for good, so that weights of two versions are mixed: do not serve them.
+        The next update that succeeds ends it."""
+        return self._torn
+
     def stage(self, min_version: int | None = None, timeout: float | None = None) -> Verdict:
-        """Receives the newest version, at least `min_version`, and builds what it needs. Collective. A version that was
-        staged and not committed is replaced."""
-        began = time.monotonic()
-        self._staged = None
-        version = 0
-        error: BaseException | None = None
+        """Receives the newest version, at least `min_version`, and builds what it needs: receive() and settle(). A
+        version that was staged and not committed is replaced."""
+        self.receive(min_version, timeout)
+        return self.settle()
+
+    def receive(self, min_version: int | None = None, timeout: float | None = None) -> None:
+        """The first part of stage(), which may run in a thread of its own while requests are served: nothing in it
+        needs other ranks to call it, too. Never raises."""
+        self._began = time.monotonic()
+        self._staged, self._received, self._error = None, None, None
         try:
-            version = self._batch.recv(min_version, timeout=timeout)
+            received = int(self._batch.recv(min_version, timeout=timeout))
             if self._plan is None and self._make_plan is not None:
                 self._take(self._make_plan(self._memory))
             for change in self._changes:
                 change.build(self._memory)
+            self._received = received
         except BaseException as caught:
-            error = caught
+            self._error = caught
+
+    def settle(self) -> Verdict:
+        """The second part of stage(): whether all ranks have received. Collective; quick."""
+        error = self._error
+        if self._received is None and error is None:
+            error = InvalidArgumentError("nothing was received: call receive() first")
         if self._all_agree(error is None):
-            self._staged = int(version)
-            return self._verdict(True, began)
+            self._staged, self._received = self._received, None
+            return self._verdict(True, self._began)
+        self._received = self._error = None
         for change in self._changes:
             change.drop()
-        return self._verdict(False, began, error)
+        return self._verdict(False, self._began, error)
 
     def commit(self) -> Verdict:
         """Installs what is staged. Collective. The only part of an update in which no request may run."""
@@ -171,34 +200,63 @@ class LiveWeights:
             return self._verdict(False, began, error)
         assert version is not None
         done: list[Callable[[], Any]] = []
-        failure: BaseException | None = None
-        try:
-            self._install(done)
-        except BaseException as caught:
-            failure = caught
+        failure = self._tried(self._swap, done)
         if self._all_agree(failure is None):
-            self._version = version
-        else:
-            with torch.no_grad():
-                for undo in reversed(done):
-                    undo()
-                self._refresh()
+            failure = self._tried(self._copy_back_and_forth if self._undo else self._copy, done)
+            if self._all_agree(failure is None):
+                self._version, self._torn = version, False
+                done.clear()
+            elif not self._undo:
+                self._torn = True
+        if not self._torn:
+            self._put_back(done)
         for change in self._changes:
             change.drop()
         return self._verdict(self._version == version, began, failure)
 
-    def _install(self, done: list[Callable[[], Any]]) -> None:
+    @staticmethod
+    def _tried(work: Callable[[list[Callable[[], Any]]], None], done: list[Callable[[], Any]]) -> BaseException | None:
+        try:
+            with torch.no_grad():
+                work(done)
+        except BaseException as caught:
+            return caught
+        return None
+
+    def _swap(self, done: list[Callable[[], Any]]) -> None:
+        assert self._plan is not None
+        require_loaded_form(self._parameters(), self._learned, self._plan.pieces)
+        for change in self._plan.changes:
+            done.append(change.undo)
+            change.swap()
+
+    def _copy(self, done: list[Callable[[], Any]]) -> None:
+        """What is staged stays as it is: a copy that is interrupted begins again."""
+        assert self._plan is not None
+        for attempt in range(_ATTEMPTS):
+            try:
+                parameters = self._parameters()
+                for piece in self._plan.pieces:
+                    piece.install(parameters[piece.parameter], self._memory[self._learned.key(piece.source)])
+                self._refresh()
+                return
+            except Exception:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+
+    def _copy_back_and_forth(self, done: list[Callable[[], Any]]) -> None:
         assert self._plan is not None
         parameters = self._parameters()
-        require_loaded_form(parameters, self._learned, self._plan.pieces)
+        done.insert(0, self._refresh)  # called last
+        for piece in self._plan.pieces:
+            staged = self._memory[self._learned.key(piece.source)]
+            _exchange(piece, parameters[piece.parameter], staged, self._uses[piece.source] > 1, done)
+        self._refresh()
+
+    def _put_back(self, done: list[Callable[[], Any]]) -> None:
         with torch.no_grad():
-            for piece in self._plan.pieces:
-                staged = self._memory[self._learned.key(piece.source)]
-                _exchange(piece, parameters[piece.parameter], staged, self._uses[piece.source] > 1, done)
-            for change in self._changes:
-                done.append(change.undo)
-                change.swap()
-            self._refresh()
+            for undo in reversed(done):
+                undo()
 
     def _refresh(self) -> None:
         for derive in self._plan.refresh if self._plan is not None else ():

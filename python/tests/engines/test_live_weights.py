@@ -85,9 +85,10 @@ class Engine:
         return all(torch.equal(each, expected[name]) for name, each in tensors(self.model).items())
 
 
+@pytest.mark.parametrize("undo", [False, True])
 @pytest.mark.parametrize("name", LOADERS)
-def test_each_version_is_what_the_loader_would_give(name):
-    one = Engine(name)
+def test_each_version_is_what_the_loader_would_give(name, undo):
+    one = Engine(name, undo=undo)
     for version in (1, 2, 5):
         one.source.version = version
         staged = one.live.stage()
@@ -181,32 +182,62 @@ def test_a_change_that_fails_on_one_rank_is_undone_on_both(point, victim):
     assert both[0].holds(3) and both[1].holds(3)
 
 
-@pytest.mark.parametrize("copies", range(0, 24, 3))
-def test_a_copy_that_is_interrupted_anywhere_is_undone(copies, monkeypatch):
-    one = Engine("repeated")
+class Interrupted:
+    """copy_() of torch.Tensor that raises at a given call, and at `more` after it."""
+
+    def __init__(self, monkeypatch, calls, more=0):
+        self.left, self.more, self.raised = calls, more, 0
+        real = torch.Tensor.copy_
+
+        def copy(tensor, *args, **options):
+            self.left -= 1
+            if -self.more <= self.left <= 0:
+                self.raised += 1
+                raise RuntimeError("interrupted")
+            return real(tensor, *args, **options)
+
+        monkeypatch.setattr(torch.Tensor, "copy_", copy)
+
+
+def updated(undo):
+    one = Engine("repeated", undo=undo)
     one.source.version = 1
     assert one.live.stage().ok and one.live.commit().ok
     one.source.version = 2
     assert one.live.stage().ok
-    left = copies
-    real = torch.Tensor.copy_
+    return one
 
-    def copy(self, *args, **options):
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise RuntimeError("interrupted")
-        return real(self, *args, **options)
 
-    monkeypatch.setattr(torch.Tensor, "copy_", copy)
-    verdict = one.live.commit()
-    monkeypatch.setattr(torch.Tensor, "copy_", real)
-    if left <= 0 and copies:
-        assert not verdict.ok and "interrupted" in verdict.error
+@pytest.mark.parametrize("calls", range(1, 26, 2))
+def test_a_copy_that_is_interrupted_anywhere_is_undone(calls, monkeypatch):
+    one = updated(undo=True)
+    with monkeypatch.context() as patch:
+        fault = Interrupted(patch, calls)
+        verdict = one.live.commit()
+    if fault.raised:
+        assert not verdict.ok and "interrupted" in verdict.error and not one.live.torn
         assert one.live.version == 1 and one.holds(1)
-        one.source.version = 2
         assert one.live.stage().ok and one.live.commit().ok
     assert one.live.version == 2 and one.holds(2)
+
+
+@pytest.mark.parametrize("calls", range(1, 10, 2))
+def test_a_copy_that_is_interrupted_begins_again(calls, monkeypatch):
+    one = updated(undo=False)
+    with monkeypatch.context() as patch:
+        fault = Interrupted(patch, calls)
+        verdict = one.live.commit()
+    assert fault.raised <= 1 and verdict.ok and one.live.version == 2 and one.holds(2)
+
+
+def test_a_copy_that_fails_for_good_is_told_and_the_next_update_mends_it(monkeypatch):
+    one = updated(undo=False)
+    with monkeypatch.context() as patch:
+        Interrupted(patch, 2, more=1000)
+        verdict = one.live.commit()
+    assert not verdict.ok and one.live.torn and one.live.version == 1
+    assert one.live.stage().ok and one.live.commit().ok
+    assert not one.live.torn and one.holds(2)
 
 
 def test_a_parameter_that_lies_in_another_form_is_refused_before_anything_is_changed():
@@ -234,7 +265,7 @@ def test_large_pieces_are_exchanged_in_chunks():
     learned = engines.learn_map(model, {"w": ((700, 1024), torch.float32)})
     staged = learned.staging()
     source = Source(learned, staged, lambda version: {"w": torch.full((700, 1024), float(version))})
-    live = engines.LiveWeights(lambda: tensors(model), learned, source, staged)
+    live = engines.LiveWeights(lambda: tensors(model), learned, source, staged, undo=True)
     for version in (1, 2):
         source.version = version
         assert live.stage().ok and live.commit().ok

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -67,7 +67,7 @@ class Shadow:
             self.module.__dict__["quant_method"] = method = copy.copy(method)
         method.process_weights_after_loading(self.module)
         if hasattr(self.module, "update_param_tp_status"):
-            self.module.update_param_tp_status()
+            cast(Any, self.module).update_param_tp_status()
 
 
 class RebuiltLayers:
@@ -109,7 +109,8 @@ def shadows(layers: Sequence[Layer], learned: LearnedMap, staged: Staged) -> lis
 
 
 def _replace(live: torch.nn.Module, state: Mapping[str, Any], *registries: Mapping[str, Any]) -> None:
-    for now, new in zip((live._parameters, live._buffers), registries, strict=True):
+    own: list[dict[str, Any]] = [live._parameters, live._buffers]
+    for now, new in zip(own, registries, strict=True):
         now.clear()
         now.update(new)
     kept = {name: live.__dict__[name] for name in _REGISTRIES}
@@ -119,13 +120,13 @@ def _replace(live: torch.nn.Module, state: Mapping[str, Any], *registries: Mappi
 
 
 def _loaded_form(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info  # type: ignore[import-not-found]
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     return dict(get_layerwise_info(module).restore_metadata[0])
 
 
 def _empty(like: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
-    from vllm.model_executor.model_loader.reload.meta import restore_layer_refs  # type: ignore[import-not-found]
+    from vllm.model_executor.model_loader.reload.meta import restore_layer_refs
 
     made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).zero_()  # loaders fill padding with zeros
     made.__class__ = like.__class__
@@ -231,7 +232,7 @@ def _may_hold(value: Any) -> bool:
 
 def _derived(model: torch.nn.Module, pieces: Iterable[Piece], dtype: torch.dtype) -> list[Callable[[], None]]:
     """Attention layers that derive tensors from other layers' weights, as MLA does from kv_b_proj."""
-    from vllm.model_executor.layers.attention import is_deferred_attention_layer  # type: ignore[import-not-found]
+    from vllm.model_executor.layers.attention import is_deferred_attention_layer
 
     changed = {id(model.get_submodule(piece.parameter.rpartition(".")[0])) for piece in pieces}
     found: list[Callable[[], None]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -16,7 +16,7 @@ def on_meta(model: torch.nn.Module) -> Iterator[None]:
     """Parameters and buffers without data, in the form that vLLM recorded before it processed them; the live ones come
     back whatever happens. Raises UnimplementedError if this vLLM does not record it."""
     try:
-        from vllm.model_executor.model_loader.reload import layerwise, meta  # type: ignore[import-not-found]
+        from vllm.model_executor.model_loader.reload import layerwise, meta
 
         restore, info_of, original = (
             meta.restore_layer_on_meta,
@@ -35,10 +35,11 @@ def on_meta(model: torch.nn.Module) -> Iterator[None]:
             for tensors in (layer._parameters, layer._buffers):
                 for name, tensor in list(tensors.items()):
                     if tensor is not None and not tensor.is_meta:  # a bias, which is never put on meta
-                        tensors[name] = meta.to_meta_tensor(tensor)  # type: ignore[assignment]
+                        tensors[name] = meta.to_meta_tensor(tensor)
             for tensor in (*layer._parameters.values(), *layer._buffers.values()):
                 if getattr(getattr(tensor, "weight_loader", None), "__name__", "") == "online_process_loader":
-                    tensor.weight_loader = original(tensor)  # left by an earlier reload: it would load nothing
+                    # left by an earlier reload: it would load nothing
+                    cast(Any, tensor).weight_loader = original(tensor)
         yield
     finally:
         for layer, parameters, buffers, not_kept in kept:
