@@ -12,7 +12,7 @@ import tessera
 
 PACKAGE = Path(tessera.__file__).parent
 TORCH = "tessera._tensors.torch"
-FOR_TORCH = ("tessera.etp", "tessera.checkpoint")
+FOR_TORCH = ("tessera.etp", "tessera.checkpoint", "tessera.engines")
 
 
 def modules(package: Path) -> dict[str, Path]:

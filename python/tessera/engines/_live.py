@@ -74,7 +74,7 @@ class Plan(NamedTuple):
 
 class LiveWeights:
     """One rank's part of an engine's weights. Not thread-safe; every rank of the engine calls stage() and commit() in
-    the same order, and neither of them raises in one rank alone: what fails is told by the Verdict, on all ranks.
+    the same order, and neither of them raises in only one rank: what fails is told by the Verdict, on all ranks.
 
     stage() does all that can fail, beside the weights that serve, so that requests go on. commit() copies within
     memory; what it has changed is put back if any rank fails.

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from ..._errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from .trainer import Trainer
+    from .trainer import EngineUpdate, Trainer
 
-__all__ = ["BACKEND", "Trainer", "register"]
+__all__ = ["BACKEND", "EngineUpdate", "Trainer", "register"]
 
 BACKEND = "tessera"
 CPU_IN_PLACE = "TESSERA_VLLM_CPU_IN_PLACE"
@@ -51,8 +51,8 @@ def _keep_linears_unpacked() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Trainer":
-        from .trainer import Trainer
+    if name in ("EngineUpdate", "Trainer"):
+        from . import trainer
 
-        return Trainer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(trainer, name)
+    raise AttributeError(name)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ... import connect
+from ..._bus.bus import connect
 from ..._closing import Closing
 from ..._errors import InvalidArgumentError, UnavailableError
 

@@ -1,7 +1,7 @@
 """What runs in each worker of vLLM: it learns where weights go, stages versions, and installs them.
 
-vLLM must not see an exception of one rank alone: its executor would leave the other ranks' answers in their queues, and
-answer the next call with them. So nothing raises once the engine is initialised; what failed is told by a Verdict.
+vLLM must not see an exception that only one rank raises: its executor would leave the other ranks' answers in their
+queues, and answer the next call with them. So nothing raises once the engine is initialised: a Verdict tells what failed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from ... import connect
+from ..._bus.bus import connect
 from ..._errors import InvalidArgumentError
 from ..._tensors.torch import torch_dtype
-from .._learn import LearnedMap, learn_map
+from .._learn import learn_map
 from .._live import LiveWeights, Verdict
 from ._layers import plan_of
 from ._meta import on_meta
@@ -106,7 +106,9 @@ class TesseraWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  
         offered = bus.manifest(init_info.batch)
         checkpoint = {each.name: (each.shape, torch_dtype(each.dtype)) for each in offered}
         learned = learn_map(self.model, checkpoint, meta=on_meta)
-        require_all(self.model, learned)
+        if not learned.slices:
+            named = ", ".join(list(checkpoint)[:5])
+            raise InvalidArgumentError(f"vLLM's model takes nothing of what the trainer sends ({named}, ...)")
         staged = learned.staging()
         batch = bus.register(
             staged,
@@ -226,11 +228,3 @@ def _agree(ok: bool, group: Any) -> bool:
     failed = torch.tensor([0 if ok else 1])
     torch.distributed.all_reduce(failed, group=group.cpu_group)
     return int(failed) == 0
-
-
-def require_all(model: torch.nn.Module, learned: LearnedMap) -> None:
-    """Raises InvalidArgumentError for parameters of which the checkpoint has nothing, and tensors without a place."""
-    if learned.unused and not learned.slices:
-        raise InvalidArgumentError(
-            f"vLLM's model takes nothing of the checkpoint ({', '.join(learned.unused[:5])}, ...)"
-        )
