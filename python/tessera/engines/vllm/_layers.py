@@ -4,6 +4,8 @@ processed beside the layer that serves, by vLLM's own method, and swapped."""
 from __future__ import annotations
 
 import copy
+import enum
+import functools
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -57,14 +59,27 @@ class Shadow:
     def tensors(self) -> dict[str, torch.Tensor]:
         return {name: each.data for name, each in self.module._parameters.items() if each is not None}
 
+    def state(self) -> dict[str, Any]:
+        """What a forward may use, besides parameters."""
+        own = {name: value for name, value in vars(self.module).items() if name not in (*_REGISTRIES, "quant_method")}
+        for name, value in vars(getattr(self.module, "quant_method", object)).items():
+            inner = value if name in _REGISTRIES else {name: value}
+            own |= {f"quant_method.{each}": held for each, held in inner.items()}
+        return own
+
     def process(self) -> None:
         """What vLLM does after it has loaded a layer."""
         method = getattr(self.module, "quant_method", None)
         if method is None or not hasattr(method, "process_weights_after_loading"):
             return
         self.module.__dict__.pop("_already_called_process_weights_after_loading", None)
-        if "quant_method" in self.module.__dict__:
-            self.module.__dict__["quant_method"] = method = copy.copy(method)
+        method = _apart(method)
+        if "quant_method" in self.module._modules:  # where it is a module itself
+            self.module._modules["quant_method"] = method
+        else:
+            self.module.__dict__["quant_method"] = method
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None  # else 0.32 takes it for a reload, and leaves out what experts on CPUs need
         method.process_weights_after_loading(self.module)
         if hasattr(self.module, "update_param_tp_status"):
             cast(Any, self.module).update_param_tp_status()
@@ -88,12 +103,12 @@ class RebuiltLayers:
     def swap(self) -> None:
         for (live, _, _), shadow in zip(self._layers, self._built, strict=True):
             new = shadow.module
-            self._kept.append(tuple(dict(each) for each in (live.__dict__, live._parameters, live._buffers)))
-            _replace(live, new.__dict__, new._parameters, new._buffers)
+            self._kept.append(_state(live))
+            _replace(live, _state(new))
 
     def undo(self) -> None:
         for (live, _, _), kept in zip(self._layers, self._kept, strict=False):
-            _replace(live, *kept)
+            _replace(live, kept)
 
     def drop(self) -> None:
         self._built, self._kept = [], []
@@ -108,15 +123,27 @@ def shadows(layers: Sequence[Layer], learned: LearnedMap, staged: Staged) -> lis
     return made
 
 
-def _replace(live: torch.nn.Module, state: Mapping[str, Any], *registries: Mapping[str, Any]) -> None:
-    own: list[dict[str, Any]] = [live._parameters, live._buffers]
-    for now, new in zip(own, registries, strict=True):
+def _state(module: torch.nn.Module) -> tuple[dict[str, Any], ...]:
+    return tuple(dict(each) for each in (module.__dict__, *(module.__dict__[name] for name in _REGISTRIES)))
+
+
+def _replace(live: torch.nn.Module, state: Sequence[Mapping[str, Any]]) -> None:
+    registries = {name: live.__dict__[name] for name in _REGISTRIES}
+    for now, new in zip(registries.values(), state[1:], strict=True):
         now.clear()
         now.update(new)
-    kept = {name: live.__dict__[name] for name in _REGISTRIES}
-    for name in [name for name in live.__dict__ if name not in state and name not in kept]:
+    for name in [name for name in live.__dict__ if name not in state[0]]:
         del live.__dict__[name]
-    live.__dict__.update({**state, **kept})
+    live.__dict__.update({**state[0], **registries})
+
+
+def _apart(what: Any) -> Any:
+    """A copy, of which attributes can be set without setting those of `what`."""
+    made = copy.copy(what)
+    for name in _REGISTRIES:
+        if name in made.__dict__:
+            made.__dict__[name] = dict(made.__dict__[name])
+    return made
 
 
 def _loaded_form(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -197,37 +224,58 @@ def is_proven(layers: Sequence[Layer], learned: LearnedMap, staged: Staged) -> b
 
 
 def _leaves_all(shadow: Shadow) -> bool:
-    before, state = {name: each.clone() for name, each in shadow.tensors().items()}, dict(shadow.module.__dict__)
+    before, state = {name: each.clone() for name, each in shadow.tensors().items()}, shadow.state()
     shadow.process()
     after = shadow.tensors()
-    return (
-        after.keys() == before.keys()
-        and all(Form.of(each) == Form.of(before[name]) and _same(each, before[name]) for name, each in after.items())
-        and not _added(state, shadow.module.__dict__)
-    )
+    if after.keys() != before.keys():
+        return False
+    for name, each in after.items():
+        if Form.of(each) != Form.of(before[name]) or not _same(each, before[name]):
+            return False
+    found = _Search(shadow.module, after.values())
+    return not any(found.others(value) for name, value in shadow.state().items() if value is not state.get(name))
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return not a.numel() or torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def _added(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether processing gave the layer something that may hold weights."""
-    return any(
-        _may_hold(value)
-        for name, value in after.items()
-        if name not in (*_REGISTRIES, "quant_method") and value is not before.get(name)
-    )
+class _Search:
+    """Looks for memory other than a layer's own parameters, in what processing has left."""
 
+    _PLAIN = (bool, int, float, str, bytes, type, enum.Enum, torch.dtype, torch.Size, torch.device, types.ModuleType)
 
-def _may_hold(value: Any) -> bool:
-    """Whether a tensor may be in it: not in numbers, nor in functions that hold none."""
-    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.Size | torch.device):
-        return False
-    if isinstance(value, types.FunctionType):
-        cells = [each.cell_contents for each in value.__closure__ or ()]
-        return any(map(_may_hold, [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]))
-    return not isinstance(value, types.BuiltinFunctionType)
+    def __init__(self, module: torch.nn.Module, own: Iterable[torch.Tensor]) -> None:
+        self._seen = {id(module)}
+        self._own = {each.untyped_storage().data_ptr() for each in own}
+
+    def others(self, value: Any) -> bool:
+        """Whether there may be any in `value`: a tensor elsewhere, or something that cannot be looked into."""
+        if value is None or isinstance(value, self._PLAIN) or id(value) in self._seen:
+            return False
+        self._seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            return value.numel() > 0 and value.untyped_storage().data_ptr() not in self._own
+        inner = self._inner(value)
+        return inner is None or any(map(self.others, inner))
+
+    @staticmethod
+    def _inner(value: Any) -> Iterable[Any] | None:
+        """What it refers to. None: nobody knows."""
+        if isinstance(value, types.FunctionType):
+            cells = [each.cell_contents for each in value.__closure__ or ()]
+            return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        if isinstance(value, types.MethodType):
+            return [value.__self__]
+        if isinstance(value, types.BuiltinFunctionType | torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+            return []
+        if isinstance(value, Mapping):
+            return [*value.keys(), *value.values()]
+        if isinstance(value, list | tuple | set | frozenset):
+            return value
+        if isinstance(value, functools.partial):
+            return [value.func, *value.args, *value.keywords.values()]
+        return list(vars(value).values()) if hasattr(value, "__dict__") else None
 
 
 def _derived(model: torch.nn.Module, pieces: Iterable[Piece], dtype: torch.dtype) -> list[Callable[[], None]]:

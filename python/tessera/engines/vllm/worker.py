@@ -1,7 +1,7 @@
 """What runs in each worker of vLLM: it learns where weights go, stages versions, and installs them.
 
 vLLM must not see an exception that only one rank raises: its executor would leave the other ranks' answers in their
-queues, and answer the next call with them. So nothing raises once the engine is initialised: a Verdict tells what failed.
+queues, and answer the next call with them. So nothing raises once it is initialised: a Verdict tells what failed.
 """
 
 from __future__ import annotations
