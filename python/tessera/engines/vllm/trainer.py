@@ -37,7 +37,7 @@ class EngineUpdate:
 
 
 class Trainer(Closing):
-    """Sends a model's weights to vLLM servers; every rank of the trainer makes one and calls send().
+    """Sends a model's weights to vLLM servers; every rank of the trainer makes one and calls send()::
 
         trainer = tessera.engines.vllm.Trainer(model, {"engine0": "http://localhost:8000"})
         for batch in data:
