@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -194,7 +195,7 @@ def test_ranks_compile_at_different_speeds(tmp_path: pathlib.Path) -> None:
 
 def test_a_rank_that_compiles_for_too_long_is_named(tmp_path: pathlib.Path) -> None:
     waited, _ = launch(functools.partial(_at_different_speeds, tmp_path, 2), 2)
-    assert "waited 2 s for rank(s) 1 to drain gradients" in waited
+    assert re.search(r"waited 2(\.\d+)? s for rank\(s\) 1 to drain gradients", waited)
 
 
 class Branches(torch.nn.Module):
