@@ -81,6 +81,8 @@ function(tessera_test)
   endif()
   if(CMAKE_CROSSCOMPILING)  # an emulator takes several times as long
     math(EXPR ARG_TIMEOUT "5 * ${ARG_TIMEOUT}")
+  elseif(TESSERA_SANITIZE)
+    math(EXPR ARG_TIMEOUT "3 * ${ARG_TIMEOUT}")
   endif()
   add_executable(${ARG_NAME} ${ARG_SOURCES})
   target_include_directories(${ARG_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
