@@ -72,7 +72,7 @@ class Piece:
     parameter: str
     source: Slice
     cast: bool
-    _box: Box = field(repr=False)  # its source are elements of the slice, as a tensor of its own
+    _box: Box = field(repr=False)  # of which the source is the whole tensor
     _dims: tuple[int | None, ...] = field(repr=False)  # of the tensor, for each dim of the box
 
     @property
@@ -312,8 +312,5 @@ def _pieces(
     start = sum(stride * place.start for stride, place in zip(dense_strides(memory), content.place, strict=True))
     box = Box(tuple(map(len, content.place)), start, strides, content.source, content.strides)
     for part, slices, dims in aligned(box, shape):
-        staged = dense_strides(tuple(map(len, slices)))
-        source_strides = tuple(0 if dim is None else staged[dim] for dim in dims)
         source = Slice(content.name, slices, dtype, slices == tuple(map(range, shape)))
-        into = Box(part.size, part.to, part.to_strides, 0, source_strides)
-        yield Piece(parameter, source, content.cast or dtype != to_dtype, into, dims)
+        yield Piece(parameter, source, content.cast or dtype != to_dtype, part, dims)

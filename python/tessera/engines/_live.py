@@ -26,7 +26,7 @@ class Verdict:
     """What came of stage() or commit(), on one rank; the same `ok` on all of them.
 
     Attributes:
-        ok: Whether it is done. If not, everything serves as before.
+        ok: Whether it is done. If not, everything serves as before, unless LiveWeights.torn.
         version: The version that serves now; 0 before the first update.
         staged: The version that waits for commit(); None: none.
         rank: Of the engine.
@@ -76,8 +76,8 @@ class LiveWeights:
     """One rank's part of an engine's weights. Not thread-safe; every rank of the engine calls stage() and commit() in
     the same order, and neither of them raises in only one rank: what fails is told by the Verdict, on all ranks.
 
-    stage() does all that can fail, beside the weights that serve, so that requests go on. commit() copies within
-    memory; what it has changed is put back if any rank fails.
+    stage() does all that can fail, beside the weights that serve, so that requests go on. commit() swaps and copies
+    within memory; `undo` says what is put back if any rank fails.
     """
 
     def __init__(
@@ -200,19 +200,21 @@ class LiveWeights:
             return self._verdict(False, began, error)
         assert version is not None
         done: list[Callable[[], Any]] = []
+        installed = copied = False
         failure = self._tried(self._swap, done)
         if self._all_agree(failure is None):
+            copied = not self._undo
             failure = self._tried(self._copy_back_and_forth if self._undo else self._copy, done)
-            if self._all_agree(failure is None):
-                self._version, self._torn = version, False
-                done.clear()
-            elif not self._undo:
-                self._torn = True
-        if not self._torn:
+            installed = self._all_agree(failure is None)
+        if installed:
+            self._version, self._torn = version, False
+        elif copied:
+            self._torn = True
+        else:
             self._put_back(done)
         for change in self._changes:
             change.drop()
-        return self._verdict(self._version == version, began, failure)
+        return self._verdict(installed, began, failure)
 
     @staticmethod
     def _tried(work: Callable[[list[Callable[[], Any]]], None], done: list[Callable[[], Any]]) -> BaseException | None:

@@ -240,6 +240,22 @@ def test_a_copy_that_fails_for_good_is_told_and_the_next_update_mends_it(monkeyp
     assert not one.live.torn and one.holds(2)
 
 
+def test_a_change_that_fails_while_weights_are_torn_is_undone(monkeypatch):
+    change = Failing(LOADERS["repeated"](0, 1).model)
+    one = Engine("repeated", changes=[change])
+    one.source.version = 1
+    assert one.live.stage().ok
+    with monkeypatch.context() as patch:
+        Interrupted(patch, 2, more=1000)
+        assert not one.live.commit().ok and one.live.torn
+    before = change.model.extra
+    change.at = "swap"
+    assert one.live.stage().ok
+    assert not one.live.commit().ok and one.live.torn and change.model.extra is before
+    change.at = None
+    assert one.live.stage().ok and one.live.commit().ok and not one.live.torn and one.holds(1)
+
+
 def test_a_parameter_that_lies_in_another_form_is_refused_before_anything_is_changed():
     one = Engine("fused")
     one.source.version = 1

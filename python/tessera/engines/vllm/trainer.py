@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import http.client
 import json
 import time
 import urllib.error
@@ -23,7 +24,8 @@ class EngineUpdate:
     """What came of an update in one server.
 
     Attributes:
-        ok: Whether all its ranks serve the new version. If not, all serve the one before.
+        ok: Whether all its ranks serve the new version. If not, all serve the one before; or the server is left paused,
+            which `error` then says, as a copy into place has failed for good. The next send() ends it.
         version: The version that it serves; None if it does not answer.
         error: Why not.
         pause: Seconds in which no request ran.
@@ -122,31 +124,38 @@ class Trainer(Closing):
                 if time.monotonic() > end:
                     raise UnavailableError(f"{url}: version {version} was not received in {self._timeout} s")
                 time.sleep(_POLL_SECONDS)
-            return self._install(url)
+            return self._install(url, version)
         except UnavailableError as error:
             return EngineUpdate(False, None, str(error))
 
-    def _install(self, url: str) -> EngineUpdate:
+    def _install(self, url: str, version: int) -> EngineUpdate:
         began = time.monotonic()
         self._post(url, f"pause?mode={self._pause}")
+        torn = False
         try:
             ranks = self._call(url, "tessera_commit", [])
+            torn = any(each["torn"] for each in ranks)
         finally:
-            self._post(url, "resume")
+            if not torn:
+                self._post(url, "resume")
         pause = time.monotonic() - began
         failed = [each["verdict"] for each in ranks if not each["verdict"]["ok"]]
         serves = min(each["version"] for each in ranks)
-        if not failed:
-            self._post(url, "update_weight_version", {"new_version": str(serves)})
-            return EngineUpdate(True, serves, "", pause, tuple(ranks))
-        first = min(failed, key=lambda verdict: verdict["error"] == "another rank failed")
-        return EngineUpdate(False, serves, f"rank {first['rank']}: {first['error']}", pause, tuple(ranks))
+        if failed:
+            first = min(failed, key=lambda verdict: verdict["error"] == "another rank failed")
+            left = "; weights of two versions are mixed, and the server is left paused" if torn else ""
+            return EngineUpdate(False, serves, f"rank {first['rank']}: {first['error']}{left}", pause, tuple(ranks))
+        self._post(url, "update_weight_version", {"new_version": str(serves)})
+        behind = "" if serves >= version else f"it took version {serves}, which was on its way, and not {version}"
+        return EngineUpdate(not behind, serves, behind, pause, tuple(ranks))
 
     def _call(self, url: str, method: str, args: list[Any]) -> list[dict[str, Any]]:
         answer = self._post(url, "collective_rpc", {"method": method, "args": args})
         results = answer.get("results")
-        if not isinstance(results, list) or not results:
-            raise UnavailableError(f"{url}: {method} answered {answer!r}")
+        if not isinstance(results, list) or not results or not all(map(_is_status, results)):
+            raise UnavailableError(f"{url}: {method} answered {str(answer)[:500]}")
+        if method == "tessera_commit" and any(each["verdict"] is None for each in results):
+            raise UnavailableError(f"{url}: {method} answered without a verdict")
         return results
 
     def _post(self, url: str, path: str, body: Any = None) -> dict[str, Any]:
@@ -156,13 +165,15 @@ class Trainer(Closing):
         )
         try:
             with urllib.request.urlopen(request, timeout=self._timeout + 10) as answer:
-                found: dict[str, Any] = json.loads(answer.read() or b"{}")
-                return found
+                found = json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
             detail = error.read().decode(errors="replace")[:500]
             raise UnavailableError(f"{url}/{path} answered {error.code}: {detail}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise UnavailableError(f"{url}/{path}: {error}") from None
+        if not isinstance(found, dict):
+            raise UnavailableError(f"{url}/{path} answered {str(found)[:500]}")
+        return found
 
     def close(self) -> None:
         """Leaves the bus. Servers go on with what they have."""
@@ -171,3 +182,16 @@ class Trainer(Closing):
     @property
     def closed(self) -> bool:
         return self._bus.closed
+
+
+_FIELDS = {"version": int, "receiving": bool, "torn": bool, "verdict": dict | None}
+_VERDICT = {"ok": bool, "rank": int, "error": str}
+
+
+def _is_status(answer: Any) -> bool:
+    """Whether a worker has answered with its status(), and not with something else."""
+
+    def has(fields: Mapping[str, Any], found: Any) -> bool:
+        return isinstance(found, dict) and all(isinstance(found.get(name, has), kind) for name, kind in fields.items())
+
+    return has(_FIELDS, answer) and (answer["verdict"] is None or has(_VERDICT, answer["verdict"]))
