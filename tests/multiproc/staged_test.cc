@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <new>
 #include <ostream>
 #include <string_view>
 #include <thread>
@@ -327,6 +329,14 @@ void PrintTo(const Death& death, std::ostream* out) {
 }
 class StagedDeath : public JobsTest, public testing::WithParamInterface<Death> {};
 
+// Shared between the processes.
+struct SeenByRanks {
+  std::atomic<bool> dead = false;                        // the rank that dies
+  std::atomic<bool> again = false;                       // it is being started again
+  std::array<std::atomic<int64_t>, 3> held{-1, -1, -1};  // version of the others in between
+  std::atomic<int> done = 0;
+};
+
 std::string place_to_die_at;
 int visits_to_live_through = 0;
 
@@ -336,23 +346,29 @@ void die_there(std::string_view place) {
 
 TEST_P(StagedDeath, LeavesTheOthersWithOneVersion) {
   constexpr int kRanks = 3;
-  auto* held = static_cast<std::atomic<int64_t>*>(
-      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  start(trainer(0, 1), [](Batch& batch, std::vector<float>& tensor) {
-    for (int64_t version = 1; version < 100; ++version) {
+  auto* seen =
+      new (::mmap(nullptr, sizeof(SeenByRanks), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) SeenByRanks;
+  const Rank dies = GetParam().rank;
+  start(trainer(0, 1), [=](Batch& batch, std::vector<float>& tensor) {
+    for (int64_t version = 1; version < 1000; ++version) {
       fill(trainer(0, 1), tensor, version);
-      if (went_well([&] { batch.send(version, kAttempt).wait(); }) && batch.stats().sessions == 2) return 0;
+      (void)went_well([&] { batch.send(version, kAttempt).wait(); });
+      if (seen->done == kRanks) return 0;
     }
     return 6;
   });
-  const auto receive = [&](Rank rank, int64_t sessions) {
+  // Until it has taken a version together with the rank that was started again.
+  const auto receive = [=](Rank rank) {
     const Side side = staged(inference(rank, kRanks));
     return [=](Batch& batch, std::vector<float>& tensor) {
-      for (int call = 1; call < 100; ++call) {
+      for (int call = 1; call < 1000; ++call) {
         const bool well = went_well([&] { batch.recv({}, kAttempt).wait(); });
         REQUIRE_HERE(!batch.torn() && (batch.version() == 0 || holds(side, tensor, batch.version())));
-        if (sessions == 2 && call == 2) held[rank] = batch.version();
-        if (well && batch.stats().sessions == sessions) return 0;
+        if (seen->again && well && (rank == dies || batch.version() > seen->held[rank])) {
+          ++seen->done;
+          return 0;
+        }
+        if (seen->dead && seen->held[rank] < 0) seen->held[rank] = batch.version();
       }
       return 6;
     };
@@ -361,28 +377,32 @@ TEST_P(StagedDeath, LeavesTheOthersWithOneVersion) {
   for (Rank rank = 0; rank < kRanks; ++rank) {
     const Side side = staged(inference(rank, kRanks));
     const pid_t pid = start(side.who(), [=, this] {
-      if (rank == GetParam().rank) {
+      if (rank == dies) {
         place_to_die_at = GetParam().place;
         visits_to_live_through = std::string_view(GetParam().place) == "staged: told one" ? kRanks - 1 : 1;
         fail_point_hook() = die_there;
       }
-      return with_batch(side, store_, receive(rank, 2));
+      return with_batch(side, store_, receive(rank));
     });
-    if (rank == GetParam().rank) dying = pid;
+    if (rank == dies) dying = pid;
   }
-  const Side side = staged(inference(GetParam().rank, kRanks));
+  const Side side = staged(inference(dies, kRanks));
   start("again", [=, this] {
     await_end(dying);
-    return with_batch(side, store_, receive(side.rank, 1));
+    seen->dead = true;
+    for (Rank rank = 0; rank < kRanks; ++rank)
+      while (rank != dies && seen->held[rank] < 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    seen->again = true;
+    return with_batch(side, store_, receive(dies));
   });
   EXPECT_EQ(of(dying).status, -SIGKILL) << "it did not come to " << GetParam().place << ": " << of(dying).output;
   expect_all_well(3 * hang_limit());
   std::vector<int64_t> versions;
   for (Rank rank = 0; rank < kRanks; ++rank)
-    if (rank != GetParam().rank) versions.push_back(held[rank]);
+    if (rank != dies) versions.push_back(seen->held[rank]);
   EXPECT_EQ(versions[0], versions[1]);
   EXPECT_THAT(versions[0], AnyOf(1, 2));
-  ::munmap(held, 4096);
+  ::munmap(seen, sizeof(SeenByRanks));
 }
 
 INSTANTIATE_TEST_SUITE_P(AtEachStep, StagedDeath,

@@ -80,15 +80,11 @@ class RawRank final : public Acceptor {
     exchange_.report(Status(ErrorCode::kCancelled, "enough"));
     exchange_.withdraw();
   }
-  // As a receiver: until Prepared.
+  // As a receiver: until Prepared. A sender that finds out now that a rank of its job has registered again detaches,
+  // and is called again.
   void attach_to(Rank rank, bool stream) {
-    const Attach attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .session = session_};
-    const bus::RankRecord& record = peer(rank);
-    agent_.call({record.address, rank_name(view_.peer_job, rank), record.incarnation}, attach, soon(),
-                [&](std::shared_ptr<Link> link) { adopt(std::move(link)); });
-    (void)next<Attached>();
-    send(Prepare{.stream = stream, .skipped = {}});
-    (void)next<Prepared>();
+    const Deadline deadline = soon();
+    while (!prepared_by(rank, stream, deadline)) drop_link();
   }
   // As a rank whose terms are read, and that sends nothing itself; or, if `sends`, as a sender.
   void serve(bool sends = false) {
@@ -143,6 +139,34 @@ class RawRank final : public Acceptor {
   }
 
  private:
+  // Whether it has prepared; if not, it has detached.
+  bool prepared_by(Rank rank, bool stream, const Deadline& deadline) {
+    const Attach attach{.pair = "weights", .batch = "policy", .purpose = Attach::Purpose::kPull, .session = session_};
+    const bus::RankRecord& record = peer(rank);
+    agent_.call({record.address, rank_name(view_.peer_job, rank), record.incarnation}, attach, deadline,
+                [&](std::shared_ptr<Link> link) { adopt(std::move(link)); });
+    if (!next_unless_detached<Attached>()) return false;
+    send(Prepare{.stream = stream, .skipped = {}});
+    return next_unless_detached<Prepared>();
+  }
+  template <typename Message>
+  bool next_unless_detached() {
+    const auto [type, payload] = take();
+    if (type == kCode<Detach>) return false;
+    if (type != kCode<Message>)
+      fail(ErrorCode::kMismatch, "message {} where {} was due"_message, type, kNameOf<Message::kType>);
+    return true;
+  }
+  void drop_link() {
+    agent_.run_on_loop([this] {
+      link_->set_handlers([](Frame&) {}, [](const Status&) {});
+      link_->close();
+      link_ = nullptr;
+    });
+    const MutexLock lock(mutex_);
+    frames_.clear();
+    end_ = {};
+  }
   std::pair<uint16_t, std::vector<std::byte>> take() {
     const MutexLock lock(mutex_);
     if (!changed_.wait_until(mutex_, soon(), [&]() REQUIRES(mutex_) { return !frames_.empty() || !end_.ok(); }))
