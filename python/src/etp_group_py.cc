@@ -1,14 +1,17 @@
 // ShardGroup: the ranks that share weights, and what they exchange beside a runtime.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "base/fail.h"
 #include "collective/group.h"
+#include "collective/movement/memory_reader.h"
 #include "etp_values.h"
 #include "tessera/store.h"
 #include "waiting.h"
@@ -106,6 +109,46 @@ void gather_bytes(const ShardGroup& group, const std::string& what, uintptr_t fr
   }
 }
 
+using collective::MemoryRead;
+using collective::MemoryReader;
+
+void form_reader(MemoryReader* self, const ShardGroup& group, int threads) {
+  const nb::gil_scoped_release released;
+  const SignalHook hook;
+  new (self) MemoryReader(group.impl(), threads);
+}
+
+// (rank, arena, offset, bytes, address here)
+using ReadTuple = std::tuple<int, uint32_t, uint64_t, uint64_t, uintptr_t>;
+
+void read(MemoryReader& reader, const std::vector<ReadTuple>& tuples) {
+  const nb::gil_scoped_release released;
+  const SignalHook hook;
+  std::vector<MemoryRead> reads;
+  reads.reserve(tuples.size());
+  for (const auto& [rank, arena, offset, bytes, to] : tuples)
+    reads.push_back(
+        {.rank = rank, .from = {.arena = arena, .offset = offset, .bytes = bytes}, .to = at_address<std::byte>(to)});
+  reader.read(reads);
+}
+
+void bind_reader(nb::module_& module) {
+  nb::class_<MemoryReader>(module, "MemoryReader",
+                           "Reads what the ranks of a group have in their memory, where they say that it is.")
+      .def("__init__", form_reader, nb::arg("group"), nb::arg("threads") = 0, "Collective.")
+      .def_prop_ro("refused", &MemoryReader::refused,
+                   "Why private memory cannot be read between some ranks; empty if it can. The same on all ranks.")
+      .def(
+          "refer",
+          [](const MemoryReader& reader, uintptr_t address, size_t bytes) {
+            const collective::MemoryRef place = reader.refer(at_address<std::byte>(address), bytes);
+            return std::tuple(place.arena, place.offset);
+          },
+          nb::arg("address"), nb::arg("bytes"),
+          "(arena, offset) for peers. If private memory cannot be read, it must be shared_bytes().")
+      .def("read", read, nb::arg("reads"), "Copies each (rank, arena, offset, bytes, address here).");
+}
+
 }  // namespace
 
 void bind_etp_group(nb::module_& module) {
@@ -132,6 +175,7 @@ void bind_etp_group(nb::module_& module) {
            })
       .def_prop_ro("rank", &ShardGroup::rank)
       .def_prop_ro("size", &ShardGroup::size);
+  bind_reader(module);
 }
 
 }  // namespace tessera::python

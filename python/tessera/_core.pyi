@@ -874,6 +874,28 @@ class ShardGroup:
     @property
     def size(self) -> int: ...
 
+class MemoryReader:
+    """
+    Reads what the ranks of a group have in their memory, where they say that it is.
+    """
+
+    def __init__(self, group: ShardGroup, threads: int = 0) -> None:
+        """Collective."""
+
+    @property
+    def refused(self) -> str:
+        """
+        Why private memory cannot be read between some ranks; empty if it can. The same on all ranks.
+        """
+
+    def refer(self, address: int, bytes: int) -> tuple[int, int]:
+        """
+        (arena, offset) for peers. If private memory cannot be read, it must be shared_bytes().
+        """
+
+    def read(self, reads: Sequence[tuple[int, int, int, int, int]]) -> None:
+        """Copies each (rank, arena, offset, bytes, address here)."""
+
 def etp_norms(group: ShardGroup, parts: Sequence[tuple[int, int, int, int, str, int, int]], order: float, together: bool) -> list[float]:
     """
     Collective: the norm of each part, or of all of them together. A part is (address of this rank's rows, slices, rows of each, elements of a row, dtype, rows of every shard or 0 for what every rank has whole, rows of all).
