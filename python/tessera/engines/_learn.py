@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -116,6 +117,7 @@ class LearnedMap:
         forms: Shape, strides and dtype of each parameter as it is loaded; its running form may be another one.
         untouched: Parameters with elements that no tensor gives, and how many: padding, or what the engine fills.
         unused: Tensors of the checkpoint from which this rank takes nothing.
+        results: What the loader computes, as slices of their own, once with_loader() has been called.
     """
 
     slices: tuple[Slice, ...]
@@ -125,10 +127,12 @@ class LearnedMap:
     forms: Mapping[str, Form] = field(repr=False)
     untouched: Mapping[str, int]
     unused: tuple[str, ...]
+    results: tuple[Slice, ...] = ()
     _keys: Mapping[Slice, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_keys", {each: f"{each.tensor}#{i}" for i, each in enumerate(self.slices)})
+        keys = {each: f"{each.tensor}#{i}" for i, each in enumerate((*self.slices, *self.results))}
+        object.__setattr__(self, "_keys", keys)
 
     @property
     def elements(self) -> int:
@@ -152,12 +156,39 @@ class LearnedMap:
         source = self.slices[int(number)]
         return Part(source.tensor) if source.is_whole else Part(source.tensor, source=source.index)
 
+    def cast_on_the_way(self) -> LearnedMap:
+        """The same map, for a batch that casts: a slice that goes to parameters of one other dtype has that dtype."""
+        wanted: dict[Slice, set[torch.dtype]] = {}
+        for piece in self.pieces:
+            wanted.setdefault(piece.source, set()).add(self.forms[piece.parameter].dtype)
+        cast = {each: _cast(each, wanted[each]) for each in self.slices}
+        pieces = tuple(
+            replace(piece, source=cast[piece.source], cast=piece.cast and cast[piece.source] == piece.source)
+            for piece in self.pieces
+        )
+        return replace(self, slices=tuple(cast.values()), pieces=pieces)
+
     def staging(
         self, allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
         """Memory for each slice, by key. `allocate(shape, dtype)`: torch.empty() unless given."""
         make = allocate or (lambda shape, dtype: torch.empty(shape, dtype=dtype))
         return {self.key(each): make(each.shape, each.dtype) for each in self.slices}
+
+    def with_loader(self, checkpoint: Mapping[str, Any]) -> LearnedMap:
+        """The same, for an engine that runs its loader for what is computed: its slices have the tensors which that one
+        needs, whole; and each computed parameter is a piece, whose source is one of the `results`. Give install()
+        memory for both: that of staging(), and by key(result) a tensor for each result. `checkpoint`: as for
+        learn_map()."""
+        needed = [_whole(name, *_described(name, checkpoint[name])) for name in self.by_loader]
+        results = [_whole(name, self.forms[name].shape, self.forms[name].dtype) for name in self.computed]
+        pieces = [_result_piece(each, self.forms[each.tensor]) for each in results]
+        return dataclasses.replace(
+            self,
+            slices=tuple(dict.fromkeys((*self.slices, *needed))),
+            pieces=(*self.pieces, *pieces),
+            results=tuple(results),
+        )
 
     def install(self, parameters: Mapping[str, torch.Tensor], staged: Mapping[str, torch.Tensor]) -> None:
         """Copies all pieces to where they belong."""
@@ -171,6 +202,14 @@ class LearnedMap:
             for piece in self.pieces:
                 whole = checkpoint[piece.source.tensor]
                 piece.install(parameters[piece.parameter], whole[piece.source.index])
+
+
+_CAST = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # by the bus, into one another
+
+
+def _cast(source: Slice, wanted: set[torch.dtype]) -> Slice:
+    castable = len(wanted) == 1 and source.dtype in _CAST and wanted <= set(_CAST) and source.dtype not in wanted
+    return replace(source, dtype=next(iter(wanted))) if castable else source
 
 
 @contextlib.contextmanager
@@ -314,3 +353,12 @@ def _pieces(
     for part, slices, dims in aligned(box, shape):
         source = Slice(content.name, slices, dtype, slices == tuple(map(range, shape)))
         yield Piece(parameter, source, content.cast or dtype != to_dtype, part, dims)
+
+
+def _whole(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Slice:
+    return Slice(name, tuple(map(range, shape)), dtype, True)
+
+
+def _result_piece(result: Slice, form: Form) -> Piece:
+    box = Box(form.shape, 0, form.strides, 0, dense_strides(form.shape))
+    return Piece(result.tensor, result, False, box, tuple(range(len(form.shape))))

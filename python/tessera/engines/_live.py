@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,11 +12,18 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from .._errors import InvalidArgumentError
+from .._errors import InvalidArgumentError, MismatchError, UnavailableError
 from ._learn import Form, LearnedMap, Piece
 
-Agree = Callable[[bool], bool]
-"""Collective over the ranks of an engine: whether all of them said True. One rank: `lambda ok: ok`."""
+Agree = Callable[[str | None], bool]
+"""Collective over the ranks of an engine: whether all of them propose the same; None is a "no". It must end by a
+deadline, and raise if the decision is not known. One rank: `one_rank`."""
+
+
+def one_rank(proposal: str | None) -> bool:
+    """The Agree of an engine of one rank."""
+    return proposal is not None
+
 
 _SCRATCH_BYTES = 1 << 20  # stays in a core's cache
 _ATTEMPTS = 3
@@ -32,6 +40,7 @@ class Verdict:
         rank: Of the engine.
         error: What failed here, or that another rank failed.
         seconds: That it took here.
+        run: Whose version it is; see Serving.
     """
 
     ok: bool
@@ -40,6 +49,23 @@ class Verdict:
     rank: int
     error: str = ""
     seconds: float = 0.0
+    run: str = ""
+
+
+@dataclass
+class Serving:
+    """What an engine's weights are, on one rank. It outlives a LiveWeights: pass it on to the next one.
+
+    Attributes:
+        version: That serves; 0 before the first update.
+        run: Of the trainer that sent it. One that was started again counts its versions from 1 again.
+        torn: Whether the weights may be of two versions, on this rank or beside other ranks: do not serve them. The
+            next update that succeeds ends it.
+    """
+
+    version: int = 0
+    run: str = ""
+    torn: bool = False
 
 
 class Receiver(Protocol):
@@ -58,7 +84,7 @@ class Change(Protocol):
         """Puts in what was built, and keeps what it replaces."""
 
     def undo(self) -> None:
-        """Puts back what swap() replaced, also if that was interrupted."""
+        """Puts back what swap() replaced, also if that was interrupted. Called again if it raises."""
 
     def drop(self) -> None:
         """Lets go of what was built, or was replaced."""
@@ -73,11 +99,17 @@ class Plan(NamedTuple):
 
 
 class LiveWeights:
-    """One rank's part of an engine's weights. Not thread-safe; every rank of the engine calls stage() and commit() in
-    the same order, and neither of them raises in only one rank: what fails is told by the Verdict, on all ranks.
+    """One rank's part of an engine's weights. Every rank of the engine calls settle() and commit() in the same order,
+    also when one of them has failed; neither of them raises in only one rank: what fails is told by the Verdict, on all
+    ranks. Not thread-safe, but receive() may run in another thread; settle() says no while it does.
 
-    stage() does all that can fail, beside the weights that serve, so that requests go on. commit() swaps and copies
-    within memory; `undo` says what is put back if any rank fails.
+    receive() does all that can fail, beside the weights that serve, so that requests go on. settle() asks whether all
+    ranks have received the same version. commit() swaps and copies within memory, and votes three times: before
+    anything changes, once everything that was built beside is swapped in, and at the end. A rank that fails, or misses
+    a vote, is a "no", and whatever was changed is put back on all ranks.
+
+    What cannot be put back is told: `torn`. That is copies into place without `undo`, if another rank has failed after
+    the second vote; and a rank that proposed a "yes" to the last vote and does not learn the decision.
     """
 
     def __init__(
@@ -87,24 +119,30 @@ class LiveWeights:
         batch: Receiver,
         staged: Mapping[str, torch.Tensor],
         *,
-        agree: Agree = lambda ok: ok,
+        agree: Agree = one_rank,
         rank: int = 0,
+        prepare: Callable[[Mapping[str, torch.Tensor]], None] | None = None,
         plan: Callable[[Mapping[str, torch.Tensor]], Plan] | None = None,
         undo: bool = False,
+        serving: Serving | None = None,
+        run: str = "",
     ) -> None:
         """
         Args:
             parameters: The live ones, by the names of `learned`; asked at every commit.
             learned: Of this rank.
             batch: Receives `staged`, by the map of `learned`.
-            staged: What learned.staging() gave.
-            agree: Of the engine's ranks.
+            staged: What learned.staging() gave, and memory for learned.results.
+            agree: Of the engine's ranks, such as StoreVote.
             rank: Of this one, for messages.
+            prepare: Called with what was received, such as to compute learned.results from it.
             plan: Called once, with the first version, when it is staged. None: all pieces are copied into place.
             undo: Whether the copies into place can be undone, which takes about twice their time: each piece is
                 exchanged with what it replaces, so that no more memory is needed. If not, they begin only once every
                 rank has everything and has swapped in what was built beside, all of which is undone if any rank fails;
                 then nothing but copies within memory is left, and one that is interrupted begins again.
+            serving: What the weights are so far. None: those that the engine began with.
+            run: Of the trainer that sends; see Serving.
 
         Raises:
             InvalidArgumentError: Without a plan: a parameter does not lie as the loader left it.
@@ -115,15 +153,19 @@ class LiveWeights:
         self._memory = staged
         self._agree = agree
         self._rank = rank
+        self._prepare = prepare or (lambda memory: None)
         self._make_plan = plan
         self._plan: Plan | None = None
-        self._version = 0
+        self._serving = serving if serving is not None else Serving()
+        self._run = run
+        self._receiving = threading.Lock()
         self._staged: int | None = None
         self._received: int | None = None
         self._error: BaseException | None = None
+        self._interrupt: BaseException | None = None
+        self._unknown: Exception | None = None
         self._began = 0.0
         self._undo = undo
-        self._torn = False
         if plan is None:
             self._take(Plan(learned.pieces))
 
@@ -142,9 +184,14 @@ class LiveWeights:
         return () if self._plan is None else self._plan.changes
 
     @property
+    def serving(self) -> Serving:
+        """What the weights are."""
+        return self._serving
+
+    @property
     def version(self) -> int:
         """That serves; 0 before the first update."""
-        return self._version
+        return self._serving.version
 
     @property
     def staged(self) -> int | None:
@@ -152,10 +199,32 @@ class LiveWeights:
         return self._staged
 
     @property
+    def run(self) -> str:
+        """Of the trainer that sends; empty: not known."""
+        return self._run
+
+    @property
+    def ready(self) -> bool:
+        """Whether receive() has got a version, and settle() is due."""
+        return self._received is not None
+
+    @property
     def torn(self) -> bool:
-        """Whether a copy into place has failed for good, so that weights of two versions are mixed: do not serve them.
-        The next update that succeeds ends it."""
-        return self._torn
+        """See Serving."""
+        return self._serving.torn
+
+    def load(self, timeout: float | None = None) -> int:
+        """Receives the newest version and puts it where the loader would, while the engine is starting and serves
+        nothing yet. Returns the version. Raises what fails, on the rank where it does."""
+        received = int(self._batch.recv(None, timeout=timeout))
+        with torch.no_grad():
+            self._prepare(self._memory)
+            parameters = self._parameters()
+            for name in {piece.parameter for piece in self._learned.pieces} & self._learned.untouched.keys():
+                parameters[name].zero_()  # padding, which a loader fills with zeros
+            self._learned.install(parameters, self._memory)
+        self._serving.version, self._serving.run, self._serving.torn = received, self._run, False
+        return received
 
     def stage(self, min_version: int | None = None, timeout: float | None = None) -> Verdict:
         """Receives the newest version, at least `min_version`, and builds what it needs: receive() and settle(). A
@@ -165,11 +234,14 @@ class LiveWeights:
 
     def receive(self, min_version: int | None = None, timeout: float | None = None) -> None:
         """The first part of stage(), which may run in a thread of its own while requests are served: nothing in it
-        needs other ranks to call it, too. Never raises."""
-        self._began = time.monotonic()
-        self._staged, self._received, self._error = None, None, None
+        needs other ranks to call it, too. Never raises. Does nothing if it is running already."""
+        if not self._receiving.acquire(blocking=False):
+            return
         try:
-            received = int(self._batch.recv(min_version, timeout=timeout))
+            self._began = time.monotonic()
+            self._staged, self._received, self._error = None, None, None
+            received = self._recv(min_version, timeout)
+            self._prepare(self._memory)
             if self._plan is None and self._make_plan is not None:
                 self._take(self._make_plan(self._memory))
             for change in self._changes:
@@ -177,47 +249,74 @@ class LiveWeights:
             self._received = received
         except BaseException as caught:
             self._error = caught
+        finally:
+            self._receiving.release()
+
+    def _recv(self, min_version: int | None, timeout: float | None) -> int:
+        try:
+            return int(self._batch.recv(min_version, timeout=timeout))
+        except MismatchError:  # the other ranks took a version while this one failed, which it has now refused
+            return int(self._batch.recv(min_version, timeout=timeout))
 
     def settle(self) -> Verdict:
-        """The second part of stage(): whether all ranks have received. Collective; quick."""
-        error = self._error
-        if self._received is None and error is None:
-            error = InvalidArgumentError("nothing was received: call receive() first")
-        if self._all_agree(error is None):
-            self._staged, self._received = self._received, None
-            return self._verdict(True, self._began)
-        self._received = self._error = None
-        for change in self._changes:
-            change.drop()
-        return self._verdict(False, self._began, error)
+        """The second part of stage(): whether all ranks have received the same version. Collective; as long as the
+        slowest rank takes."""
+        if not self._receiving.acquire(blocking=False):
+            self._all_agree(None)
+            return self._verdict(False, self._began, UnavailableError("a version is still being received"))
+        try:
+            error = self._error
+            if self._received is None and error is None:
+                error = InvalidArgumentError("nothing was received: call receive() first")
+            agreed = self._all_agree(None if self._received is None else str(self._received))
+            received, self._received, self._error = self._received, None, None
+            if agreed:
+                self._staged = received
+                return self._verdict(True, self._began)
+            self._drop()
+            return self._verdict(False, self._began, error)
+        finally:
+            self._receiving.release()
 
     def commit(self) -> Verdict:
         """Installs what is staged. Collective. The only part of an update in which no request may run."""
         began = time.monotonic()
         version, self._staged = self._staged, None
-        if not self._all_agree(version is not None):
-            error = None if version is not None else InvalidArgumentError("nothing is staged: call stage() first")
-            return self._verdict(False, began, error)
-        assert version is not None
         done: list[Callable[[], Any]] = []
-        installed = copied = False
-        failure = self._tried(self._swap, done)
-        if self._all_agree(failure is None):
-            copied = not self._undo
-            failure = self._tried(self._copy_back_and_forth if self._undo else self._copy, done)
-            installed = self._all_agree(failure is None)
-        if installed:
-            self._version, self._torn = version, False
-        elif copied:
-            self._torn = True
-        else:
-            self._put_back(done)
-        for change in self._changes:
-            change.drop()
-        return self._verdict(installed, began, failure)
+        failure = None if version is not None else InvalidArgumentError("nothing is staged: call stage() first")
+        ready, copied, left = version is not None, False, 3
+        installed: bool | None = False
+        try:
+            left -= 1
+            ready = bool(self._all_agree(str(version) if ready else None))
+            if ready:
+                failure = self._tried(self._swap, done)
+            left -= 1
+            ready = bool(self._all_agree(str(version) if ready and failure is None else None))
+            if ready:
+                copied = not self._undo
+                failure = self._tried(self._copy_back_and_forth if self._undo else self._copy, done)
+            ready = ready and failure is None
+            installed = None if ready else False  # until it is known
+            left -= 1
+            decision = self._all_agree(str(version) if ready else None)
+            installed = decision if ready else False
+        finally:
+            for _ in range(left):  # interrupted: the ranks stay in step
+                self._all_agree(None)
+            self._end(version, installed, copied, done)
+        return self._verdict(installed is True, began, failure)
 
-    @staticmethod
-    def _tried(work: Callable[[list[Callable[[], Any]]], None], done: list[Callable[[], Any]]) -> BaseException | None:
+    def _end(self, version: int | None, installed: bool | None, copied: bool, done: list[Callable[[], Any]]) -> None:
+        if installed:
+            assert version is not None
+            self._serving.version, self._serving.run, self._serving.torn = version, self._run, False
+        elif copied or installed is None or not self._put_back(done):
+            self._serving.torn = True
+        self._drop()
+
+    def _tried(self, work: Callable[[list[Callable[[], Any]]], None], done: list[Callable[[], Any]]) -> Any:
+        """What it raised, or None."""
         try:
             with torch.no_grad():
                 work(done)
@@ -242,9 +341,11 @@ class LiveWeights:
                     piece.install(parameters[piece.parameter], self._memory[self._learned.key(piece.source)])
                 self._refresh()
                 return
-            except Exception:
+            except BaseException as caught:
                 if attempt + 1 == _ATTEMPTS:
                     raise
+                if not isinstance(caught, Exception):
+                    self._interrupt = caught  # raised at the end
 
     def _copy_back_and_forth(self, done: list[Callable[[], Any]]) -> None:
         assert self._plan is not None
@@ -255,26 +356,44 @@ class LiveWeights:
             _exchange(piece, parameters[piece.parameter], staged, self._uses[piece.source] > 1, done)
         self._refresh()
 
-    def _put_back(self, done: list[Callable[[], Any]]) -> None:
-        with torch.no_grad():
-            for undo in reversed(done):
-                undo()
+    def _put_back(self, done: list[Callable[[], Any]]) -> bool:
+        """Whether everything is as it was."""
+        failed = [undo for undo in reversed(done) if not self._done(undo)]
+        return not failed
+
+    def _done(self, work: Callable[[], Any]) -> bool:
+        return any(self._tried(lambda _: work(), []) is None for _ in range(_ATTEMPTS))
 
     def _refresh(self) -> None:
         for derive in self._plan.refresh if self._plan is not None else ():
             derive()
 
-    def _all_agree(self, ok: bool) -> bool:
+    def _drop(self) -> None:
+        """Lets go of what was built. What cannot is replaced by the next version."""
+        for change in self._changes:
+            self._done(change.drop)
+
+    def _all_agree(self, proposal: str | None) -> bool | None:
+        """None: it cannot be known, as the other ranks cannot be reached."""
         try:
-            return self._agree(ok)
-        except Exception:  # a rank is gone, and the engine with it
-            return False
+            return self._agree(proposal)
+        except Exception as error:
+            self._unknown = error
+            return None
 
     def _verdict(self, ok: bool, began: float, error: BaseException | None = None) -> Verdict:
-        if error is not None and not isinstance(error, Exception):  # such as KeyboardInterrupt: all is as it was
-            raise error
+        interrupt, self._interrupt = self._interrupt, None
+        unknown, self._unknown = self._unknown, None
+        if error is None and not ok:
+            error = unknown
+        if error is not None and not isinstance(error, Exception):
+            interrupt = error
+        if interrupt is not None:  # such as KeyboardInterrupt: all ranks are in step, and this one is asked to end
+            raise interrupt
         text = "" if ok else "another rank failed" if error is None else f"{type(error).__name__}: {error}"
-        return Verdict(ok, self._version, self._staged, self._rank, text, time.monotonic() - began)
+        serving = self._serving
+        seconds = time.monotonic() - began
+        return Verdict(ok, serving.version, self._staged, self._rank, text, seconds, serving.run)
 
 
 def require_loaded_form(

@@ -81,6 +81,31 @@ def test_what_is_computed_is_named_with_the_operation_and_its_tensors():
     assert [piece.parameter for piece in learned.pieces] == ["b"]
 
 
+def test_what_is_computed_becomes_a_piece_of_what_the_loader_has_made():
+    def load(module, weights):
+        module.a.copy_(-torch.exp(weights["a_log"]))
+        module.b.copy_(weights["b"])
+
+    checkpoint = {"a_log": torch.randn(4, 2), "b": torch.randn(4)}
+    model = Module(load, a=(4, 2), b=(4,))
+    known = engines.learn_map(model, checkpoint)
+    learned = known.with_loader(checkpoint)
+    assert {each.tensor for each in learned.slices} == {"a_log", "b"} and known.nbytes == learned.nbytes - 32
+    [result] = learned.results
+    assert result.shape == (4, 2) and learned.key(result) not in learned.staging()
+    with pytest.raises(InvalidArgumentError, match="is not a slice of this map"):
+        learned.map(learned.key(result))
+
+    staged = learned.staging()
+    for key, memory in staged.items():
+        memory.copy_(checkpoint[learned.map(key).name])
+    staged[learned.key(result)] = -torch.exp(checkpoint["a_log"])
+    mine = {"a": torch.zeros(4, 2), "b": torch.zeros(4)}
+    learned.install(mine, staged)
+    model.load_weights(iter(checkpoint.items()))
+    assert torch.equal(mine["a"], model.a) and torch.equal(mine["b"], model.b)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -239,3 +264,41 @@ def applied(tensor, step):
     if kind == "pad":
         return torch.nn.functional.pad(tensor, tuple(rest))
     return tensor.clone()
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_slices_that_are_cast_on_the_way_have_their_parameters_dtype(name):
+    loading = LOADERS[name](0, 2)
+    wide = {key: (shape, torch.float32) for key, (shape, _) in loading.checkpoint.items()}
+    learned = engines.learn_map(loading.model, wide)
+    cast = learned.cast_on_the_way()
+    assert [each.ranges for each in cast.slices] == [each.ranges for each in learned.slices]
+    for piece in cast.pieces:
+        assert piece.source.dtype == cast.forms[piece.parameter].dtype
+    checkpoint = values(wide)
+    mine = {key: tensor.detach().clone() for key, tensor in tensors(loading.model).items()}
+    staged = cast.staging()
+    for key, memory in staged.items():
+        part = cast.map(key)
+        memory.copy_(checkpoint[part.name][part.source or ...])
+    cast.install(mine, staged)
+    loading.model.load_weights(iter(checkpoint.items()))
+    assert all(torch.equal(mine[key], tensor) for key, tensor in tensors(loading.model).items())
+
+
+def test_a_slice_for_parameters_of_two_dtypes_and_one_that_the_bus_cannot_cast_stay_as_they_are():
+    model = torch.nn.Module()
+    for name, dtype in (("a", torch.bfloat16), ("b", torch.float64), ("c", torch.bfloat16)):
+        model.register_parameter(name, torch.nn.Parameter(torch.zeros(4, dtype=dtype), requires_grad=False))
+
+    def load(weights):
+        given = dict(weights)
+        for name, source in (("a", "both"), ("b", "both"), ("c", "whole")):
+            getattr(model, name).data.copy_(given[source])
+
+    learned = engines.learn_map(model, {"both": ((4,), torch.float32), "whole": ((4,), torch.int32)}, load=load)
+    assert {each.tensor: each.dtype for each in learned.cast_on_the_way().slices} == {
+        "both": torch.float32,
+        "whole": torch.int32,
+    }
+    assert all(piece.cast for piece in learned.cast_on_the_way().pieces)
