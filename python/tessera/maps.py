@@ -127,8 +127,8 @@ class _Engine:
             r"(.*)gate_up_proj\.(weight|bias)": self._gate_up,
             r".*(?:o_proj|down_proj)\.weight": self._by_columns,
             r"(?:.*\.)?(?:embed_tokens|lm_head)\.(?:weight|bias)": self._vocabulary_rows,
-            r"(.*\.experts\.)w13_weight": self._w13,
-            r"(.*\.experts\.)w2_weight": self._w2,
+            r"(.*\.experts\.)(?:routed_experts\.)?w13_weight": self._w13,  # newer: in a module of its own
+            r"(.*\.experts\.)(?:routed_experts\.)?w2_weight": self._w2,
         }, lambda name, tensor: Part(name, layout=self._everywhere)
 
     def _qkv(self, match: re.Match[str], tensor: Any) -> list[Part]:

@@ -1,15 +1,22 @@
 """What a trainer takes for a worker's answer; no vLLM is needed."""
 
 import pytest
-from tessera.engines.vllm.trainer import _is_status
+from tessera.engines.vllm._client import is_status
 
 VERDICT = {"ok": True, "rank": 0, "error": "", "version": 1}
-STATUS = {"version": 1, "receiving": False, "torn": False, "verdict": VERDICT}
+STATUS = {
+    **dict.fromkeys(("busy", "ready", "torn"), False),
+    "version": 1,
+    "run": "a",
+    "trainer": None,
+    "failure": "",
+    "verdict": VERDICT,
+}
 
 
 @pytest.mark.parametrize("verdict", [VERDICT, None])
 def test_a_status_is_taken(verdict):
-    assert _is_status({**STATUS, "verdict": verdict})
+    assert is_status({**STATUS, "verdict": verdict})
 
 
 @pytest.mark.parametrize(
@@ -26,4 +33,4 @@ def test_a_status_is_taken(verdict):
     ],
 )
 def test_anything_else_is_not(answer):
-    assert not _is_status(answer)
+    assert not is_status(answer)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import enum
 import functools
+import math
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -13,8 +14,10 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from ..._errors import UnimplementedError
+from .._boxes import dense_strides
 from .._learn import Form, LearnedMap, Piece
-from .._live import Plan
+from .._live import Change, Plan
+from ._generation import reloading
 
 Staged = Mapping[str, torch.Tensor]
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -38,17 +41,17 @@ class Shadow:
         self.module = module = object.__new__(type(live))
         module.__dict__.update(live.__dict__)
         module.__dict__.update(_parameters={}, _buffers=dict(live._buffers), _modules=dict(live._modules))
-        loaded = _loaded_form(live)
+        loaded = loaded_form(live)[0]
         for name, parameter in live._parameters.items():
             like = loaded.get(name, parameter)  # a bias stays as it is loaded
             if like is None:
                 module._parameters[name] = None
                 continue
             if id(parameter) not in shared:
-                shared[id(parameter)] = _empty(like, live)
+                shared[id(parameter)] = empty_like_loaded(like, live)
             module._parameters[name] = shared[id(parameter)]  # type: ignore[assignment]
         for name in loaded.keys() - live._parameters.keys():
-            module._parameters[name] = _empty(loaded[name], live)  # type: ignore[assignment]
+            module._parameters[name] = empty_like_loaded(loaded[name], live)  # type: ignore[assignment]
 
     def fill(self, layer: Layer, learned: LearnedMap, staged: Staged) -> None:
         for piece in layer.pieces:
@@ -114,6 +117,36 @@ class RebuiltLayers:
         self._built, self._kept = [], []
 
 
+class ReplacedBuffer:
+    """A Change of a buffer that has the elements of a parameter, in their order."""
+
+    def __init__(self, module: torch.nn.Module, name: str, pieces: Sequence[Piece], learned: LearnedMap) -> None:
+        self._module = module
+        self._name = name
+        self._pieces = pieces
+        self._learned = learned
+        self._built: torch.Tensor | None = None
+        self._kept: torch.Tensor | None = None
+
+    def build(self, staged: Staged) -> None:
+        form = self._learned.forms[self._pieces[0].parameter]
+        whole = torch.zeros(form.shape, dtype=form.dtype)
+        for piece in self._pieces:
+            piece.install(whole, staged[self._learned.key(piece.source)])
+        self._built = whole.view(cast(torch.Tensor, self._module._buffers[self._name]).shape)
+
+    def swap(self) -> None:
+        self._kept = self._module._buffers[self._name]
+        self._module._buffers[self._name] = self._built
+
+    def undo(self) -> None:
+        if self._kept is not None:
+            self._module._buffers[self._name] = self._kept
+
+    def drop(self) -> None:
+        self._built = self._kept = None
+
+
 def shadows(layers: Sequence[Layer], learned: LearnedMap, staged: Staged) -> list[Shadow]:
     """Of layers that share parameters, filled with staged weights and not yet processed."""
     shared: dict[int, torch.Tensor] = {}
@@ -146,39 +179,33 @@ def _apart(what: Any) -> Any:
     return made
 
 
-def _loaded_form(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+def loaded_form(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Its own parameters and buffers as the loader wants them, without data; what is never processed is left out."""
+    parameters, buffers = reloading().info_of(module).restore_metadata
+    return dict(parameters), dict(buffers)
 
-    return dict(get_layerwise_info(module).restore_metadata[0])
 
-
-def _empty(like: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
-    from vllm.model_executor.model_loader.reload.meta import restore_layer_refs
-
-    made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).zero_()  # loaders fill padding with zeros
+def empty_like_loaded(like: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
+    """Memory for a parameter of `module`, zeroed as loaders fill padding with zeros."""
+    made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).zero_()
     made.__class__ = like.__class__
     made.__dict__.update(like.__dict__)
-    restored: torch.Tensor = restore_layer_refs(made, module)
-    return restored
+    return reloading().restore_references(made, module)
 
 
 def plan_of(model: torch.nn.Module, learned: LearnedMap, staged: Staged, dtype: torch.dtype) -> Plan:
     """How each layer is installed, proven with a first version: a layer's pieces are copied into place if vLLM's own
-    processing of a copy leaves each parameter where and as it was, and adds nothing.
-
-    Raises:
-        UnimplementedError: The loader computes a parameter.
-    """
-    if learned.computed:
-        named = "; ".join(f"{name}: {why}" for name, why in learned.computed.items())
-        raise UnimplementedError(f"these parameters are not copies of the checkpoint, which is needed here: {named}")
+    processing of a copy leaves each parameter where and as it was, and adds nothing."""
     in_place: list[Piece] = []
-    changes: list[RebuiltLayers] = []
+    changes: list[Change] = []
+    rebuilt: list[Piece] = []
     for layers in groups(model, learned.pieces):
         if is_proven(layers, learned, staged):
             in_place.extend(piece for layer in layers for piece in layer.pieces)
         else:
             changes.append(RebuiltLayers(layers, learned))
+            rebuilt.extend(piece for layer in layers for piece in layer.pieces)
+    changes.extend(_aliases(model, learned, rebuilt))
     return Plan(in_place, changes, _derived(model, learned.pieces, dtype))
 
 
@@ -278,14 +305,51 @@ class _Search:
         return list(vars(value).values()) if hasattr(value, "__dict__") else None
 
 
+def _aliases(model: torch.nn.Module, learned: LearnedMap, rebuilt: Iterable[Piece]) -> Iterable[Change]:
+    """Buffers that were views of parameters when vLLM made the model, such as Mamba's conv_weights: of those that are
+    rebuilt elsewhere."""
+    never_processed = reloading().never_processed
+    by_parameter: dict[str, list[Piece]] = {}
+    for piece in rebuilt:
+        by_parameter.setdefault(piece.parameter, []).append(piece)
+    for path, module in model.named_modules():
+        names = module._non_persistent_buffers_set - loaded_form(module)[1].keys() - never_processed
+        inside = f"{path}." if path else ""
+        for name in sorted(names):
+            buffer = module._buffers.get(name)
+            if buffer is None or not buffer.numel() or _is_view_of_any(buffer, module):
+                continue
+            found = [
+                parameter
+                for parameter in by_parameter
+                if parameter.startswith(inside) and _may_be_view(buffer, learned.forms[parameter])
+            ]
+            if len(found) != 1:
+                raise UnimplementedError(
+                    f"{inside}{name} was a view of a parameter that vLLM has replaced, and "
+                    f"{' or '.join(found) or 'none'} may be it: its new values are not known"
+                )
+            yield ReplacedBuffer(module, name, by_parameter[found[0]], learned)
+
+
+def _is_view_of_any(buffer: torch.Tensor, module: torch.nn.Module) -> bool:
+    memory = buffer.untyped_storage().data_ptr()
+    return any(each.untyped_storage().data_ptr() == memory for each in module.parameters())
+
+
+def _may_be_view(buffer: torch.Tensor, form: Form) -> bool:
+    """With its elements in the same order."""
+    dense = form.strides == dense_strides(form.shape) and buffer.is_contiguous()
+    return dense and buffer.dtype == form.dtype and buffer.numel() == math.prod(form.shape)
+
+
 def _derived(model: torch.nn.Module, pieces: Iterable[Piece], dtype: torch.dtype) -> list[Callable[[], None]]:
     """Attention layers that derive tensors from other layers' weights, as MLA does from kv_b_proj."""
-    from vllm.model_executor.layers.attention import is_deferred_attention_layer
-
+    derives = reloading().derives
     changed = {id(model.get_submodule(piece.parameter.rpartition(".")[0])) for piece in pieces}
     found: list[Callable[[], None]] = []
     for module in model.modules():
-        if not is_deferred_attention_layer(module):
+        if not derives(module):
             continue
         held = [*module.__dict__.values(), *module._modules.values(), *vars(getattr(module, "impl", object)).values()]
         if any(id(each) in changed for each in held if isinstance(each, torch.nn.Module)):

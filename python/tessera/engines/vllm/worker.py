@@ -1,230 +1,284 @@
 """What runs in each worker of vLLM: it learns where weights go, stages versions, and installs them.
 
 vLLM must not see an exception that only one rank raises: its executor would leave the other ranks' answers in their
-queues, and answer the next call with them. So nothing raises once it is initialised: a Verdict tells what failed.
+queues, and answer the next call with them. Not even if all of them raise. So nothing does: status() tells what failed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from vllm.config import set_current_vllm_config
-from vllm.distributed.parallel_state import get_world_group
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
 
-from ..._bus.bus import connect
-from ..._errors import InvalidArgumentError
-from ..._tensors.torch import torch_dtype
-from .._learn import learn_map
-from .._live import LiveWeights, Verdict
-from ._layers import plan_of
-from ._meta import on_meta
+from ..._errors import InvalidArgumentError, UnavailableError
+from .._live import LiveWeights, Serving, Verdict
+from .._pages import ExchangedPages
+from ._generation import worker_base, worker_class
+from ._joined import InitInfo, Joined
+
+_base = worker_base()
+_DEFAULT_TIMEOUT = 60.0
 
 
 @dataclass
-class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """How a worker finds the trainer on the bus; see tessera.connect().
-
-    Attributes:
-        pair: The name under which both jobs meet.
-        trainer: Name of the trainer's job.
-        engine: Name of this engine's job. With data parallelism each replica is a job "NAME-dpN" of its own.
-        store: URL of the store. None: as everywhere.
-        batch: Name of the batch.
-        timeout: Seconds to wait for the trainer.
-        wire: Formats that tensors are quantised to on their way.
-        delta: Send changes only.
-    """
-
-    pair: str = "weights"
-    trainer: str = "trainer"
-    engine: str = "engine"
-    store: str | None = None
-    batch: str = "default"
-    timeout: float = 60
-    wire: Any = None
-    delta: bool = False
-
-
-@dataclass
-class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+class UpdateInfo(_base.WeightTransferUpdateInfo):  # type: ignore[misc, name-defined]
     """Attributes:
     min_version: The oldest version to take. None: any that is newer than the last.
     timeout: Seconds until there is one.
+    received: The version was received by receive() before; only what is left is done.
     """
 
     min_version: int | None = None
-    timeout: float = 60
+    timeout: float = _DEFAULT_TIMEOUT
+    received: bool = False
 
 
-class TesseraWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
+class TesseraWeightTransferEngine(_base.WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc, name-defined]
     """The backend "tessera" of vLLM."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
     supports_draft_weight_update = False
 
-    _bus: Any = None
-    _live: LiveWeights | None = None
+    _joined: Joined | None = None
     _verdict: Verdict | None = None
     _thread: threading.Thread | None = None
+    _failure: str = ""
+    _config: Any = None
+    _meetings = 0
+
+    def __init__(self, config: Any, vllm_config: Any, device: Any, model: torch.nn.Module) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self._serving = _LOADED.pop(self.model) if self.model in _LOADED else Serving()
+        add_methods()
+
+    # --- vLLM's own interface, whose calls answer nothing
+
+    def parse_init_info(self, init_dict: dict[str, Any]) -> InitInfo:
+        return InitInfo.parsed(init_dict)
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Meets the trainer and learns the map. May raise: nothing has changed."""
-        self.shutdown()
-        parallel = self.parallel_config
-        group = get_world_group()
-        engine = init_info.engine
-        if parallel.data_parallel_size > 1:
-            engine = f"{engine}-dp{parallel.data_parallel_index}"
-        bus = connect(
-            init_info.pair,
-            role=engine,
-            peer=init_info.trainer,
-            store=init_info.store,
-            rank=group.rank_in_group,
-            world=group.world_size,
-            timeout=init_info.timeout,
-        )
-        try:
-            self._join(bus, init_info, group)
-        except BaseException:
-            bus.close()
-            raise
-        self._bus = bus
+        """Meets the trainer and learns the map, on all ranks or on none. Weights stay as they are."""
+        self.attempt(lambda: self._join(init_info))
 
-    def _join(self, bus: Any, init_info: InitInfo, group: Any) -> None:
-        offered = bus.manifest(init_info.batch)
-        checkpoint = {each.name: (each.shape, torch_dtype(each.dtype)) for each in offered}
-        learned = learn_map(self.model, checkpoint, meta=on_meta)
-        if not learned.slices:
-            named = ", ".join(list(checkpoint)[:5])
-            raise InvalidArgumentError(f"vLLM's model takes nothing of what the trainer sends ({named}, ...)")
-        staged = learned.staging()
-        batch = bus.register(
-            staged,
-            init_info.batch,
-            direction="recv",
-            map=learned.map,
-            wire=init_info.wire,
-            delta=init_info.delta,
-        )
-        self._live = LiveWeights(
-            lambda: _tensors(self.model),
-            learned,
-            batch,
-            staged,
-            agree=lambda ok: _agree(ok, group),
-            rank=group.rank_in_group,
-            plan=lambda memory: plan_of(self.model, learned, memory, self.model_config.dtype),
-        )
+    def _join(self, info: InitInfo) -> None:
+        joined = self._begin_to_join(info)
+        failed: Exception | None = None
+        try:
+            if not joined.agree("left"):  # else one might join a rank that is about to leave
+                raise UnavailableError("not all ranks have left the trainer before")
+            for step in (joined.meet, joined.learn, joined.register):
+                step()
+        except Exception as error:
+            failed = error
+        if not joined.agree(None if failed is not None else "met"):
+            self.shutdown()
+            raise failed or InvalidArgumentError("another rank failed")
 
     def start_weight_update(self) -> None:
         """Nothing: vLLM's own preparation would take the live weights away before new ones are there."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        self.receive_weights(self.parse_update_info(update_info))
+        self.attempt(lambda: self._stage(UpdateInfo(**update_info)))
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Stages a version; requests may run. Never raises: see status()."""
-        self._verdict = self._require_live().stage(update_info.min_version, update_info.timeout)
+        """Stages a version; requests may run."""
+        self.attempt(lambda: self._stage(update_info))
+
+    def _stage(self, update_info: UpdateInfo) -> None:
+        live = self._require_live()
+        if update_info.received:
+            self._settled()
+            self._verdict = live.settle()
+        else:
+            self._verdict = live.stage(update_info.min_version, update_info.timeout)
 
     def finish_weight_update(self) -> None:
-        """Installs what is staged. Never raises: see status()."""
-        live = self._require_live()
-        if live.staged is not None:
-            self._verdict = live.commit()
+        """Installs what is staged."""
+        self.attempt(self._commit)
 
-    def receive_in_background(self, update_info: UpdateInfo) -> None:
-        """The slow part of receive_weights(), in a thread. One at a time: a second call while it runs does nothing."""
-        live = self._require_live()
-        if self._receiving():
-            return
-
-        def work() -> None:
-            with set_current_vllm_config(self.vllm_config), torch.no_grad():
-                live.receive(update_info.min_version, update_info.timeout)
-
-        self._thread = threading.Thread(target=work, name="tessera-receive", daemon=True)
-        self._thread.start()
-
-    def _receiving(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def settle_and_commit(self) -> None:
-        """After receive_in_background(): what is left of an update. Never raises: see status()."""
-        live = self._require_live()
-        if self._thread is not None:
-            self._thread.join()  # receive() has a deadline
-            self._thread = None
-        self._verdict = live.settle()
-        if self._verdict.ok:
-            self._verdict = live.commit()
-
-    def status(self) -> dict[str, Any]:
-        """The last Verdict of this rank, and how weights are installed."""
-        live = self._live
-        verdict = dataclasses.asdict(self._verdict) if self._verdict is not None else None
-        plan = live.plan if live is not None else None
-        return {
-            "version": live.version if live is not None else 0,
-            "receiving": self._receiving(),
-            "torn": live.torn if live is not None else False,
-            "verdict": verdict,
-            "in_place": len(plan.pieces) if plan is not None else None,
-            "rebuilt": len(plan.changes) if plan is not None else None,
-        }
+    def _commit(self) -> None:
+        committed = self._require_live().commit()  # also if nothing is staged here: other ranks may wait
+        if self._verdict is None or self._verdict.ok:
+            self._verdict = committed
 
     def shutdown(self) -> None:
-        bus, self._bus, self._live = self._bus, None, None
-        if bus is not None:
-            bus.close()  # ends a receive
+        joined, self._joined = self._joined, None
+        if joined is not None:
+            joined.close()  # ends what waits on the bus
+        self._settled()
+
+    # --- the same in steps, which wait in a thread while requests are served
+
+    def meet(self, info: InitInfo) -> None:
+        """Begins to meet the trainer; learn() goes on, once status() says that it is not busy."""
+        self._begin("tessera-meet", self._begin_to_join(info).meet)
+
+    def learn(self) -> None:
+        """The second step: learns the map, then begins to register."""
+        joined = self._joined
+        if joined is not None and joined.live is None:
+            joined.learn()
+            self._begin("tessera-register", joined.register)
+
+    def receive(self, update_info: UpdateInfo) -> None:
+        """Begins to receive a version. One at a time: a second call while it runs does nothing."""
+        live = self._require_live()
+
+        def work() -> None:
+            with torch.no_grad():
+                live.receive(update_info.min_version, update_info.timeout)
+
+        self._begin("tessera-receive", work)
+
+    def settle_and_commit(self) -> None:
+        """After receive(): what is left of an update. It fails if a rank still receives."""
+        live = self._require_live()
+        try:
+            self._verdict = settled = live.settle()
+        finally:
+            committed = live.commit()  # on all ranks, whatever came of it
+        if settled.ok:
+            self._verdict = committed
+
+    def attempt(self, work: Callable[[], None]) -> dict[str, Any]:
+        """Does it, and returns status(), which says what it raised."""
+        self._failure = ""
+        try:
+            work()
+        except Exception as error:
+            self._fail(error)
+        return self.status()
+
+    def status(self) -> dict[str, Any]:
+        """What this rank serves, its last Verdict, and how weights are installed. `run` is that of the trainer whose
+        version serves, `trainer` that of the one which is known now; `failure` is what the last step raised."""
+        live, serving = self._live, self._serving
+        plan = live.plan if live is not None else None
+        changes = plan.changes if plan is not None else ()
+        exchanged = sum(len(each.names) for each in changes if isinstance(each, ExchangedPages))
+        return {
+            "trainer": live.run if live is not None else None,
+            "busy": self._busy(),
+            "ready": live.ready if live is not None else False,
+            "failure": self._failure,
+            "version": serving.version,
+            "run": serving.run,
+            "torn": serving.torn,
+            "verdict": dataclasses.asdict(self._verdict) if self._verdict is not None else None,
+            "in_place": len(plan.pieces) if plan is not None else 0,
+            "exchanged": exchanged,
+            "rebuilt": sum(not isinstance(each, ExchangedPages) for each in changes),
+        }
+
+    @property
+    def _live(self) -> LiveWeights | None:
+        return self._joined.live if self._joined is not None else None
+
+    def _begin_to_join(self, info: InitInfo) -> Joined:
+        self._meetings += 1
+        self.shutdown()
+        self._verdict = None
+        if self._config is None:
+            # One that is set and unset in a thread would change under what runs beside it: it is a global.
+            self._config = set_current_vllm_config(self.vllm_config)
+            self._config.__enter__()
+        self._joined = Joined(self.model, self.vllm_config, info, self._serving, str(self._meetings))
+        return self._joined
+
+    def _begin(self, name: str, work: Callable[[], None]) -> None:
+        if self._busy():
+            return
+
+        def attempted() -> None:
+            try:
+                work()
+            except Exception as error:
+                self._fail(error)
+
+        self._thread = threading.Thread(target=attempted, name=name, daemon=True)
+        self._thread.start()
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = f"{type(error).__name__}: {error}"
+
+    def _busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _settled(self) -> None:
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join()  # what it waits for has a deadline
             self._thread = None
 
     def _require_live(self) -> LiveWeights:
-        if self._live is None:
+        live = self._live
+        if live is None:
             raise InvalidArgumentError("no trainer is known: call /init_weight_transfer_engine first")
-        return self._live
+        return live
+
+
+_LOADED: weakref.WeakKeyDictionary[torch.nn.Module, Serving] = weakref.WeakKeyDictionary()
+
+
+def loaded(model: torch.nn.Module, serving: Serving) -> None:
+    """For the engine of `model`, which vLLM makes once it has loaded it."""
+    _LOADED[model] = serving
 
 
 class Extension:
-    """Methods that `--worker-extension-cls` gives vLLM's workers: an update in one call, whose answers are values."""
+    """Methods of workers, for collective_rpc(). vLLM's workers get them with the first engine of this backend, unless
+    `--worker-extension-cls` has given them a subclass of this."""
 
     weight_transfer_engine: TesseraWeightTransferEngine
 
-    def tessera_receive(self, min_version: int | None = None, timeout: float = 60) -> dict[str, Any]:
-        """Begins to receive a version while requests are served; see status()["receiving"]."""
-        self.weight_transfer_engine.receive_in_background(UpdateInfo(min_version, timeout))
-        return self.weight_transfer_engine.status()
+    def tessera_meet(self, init_info: dict[str, Any]) -> dict[str, Any]:
+        """The first step of meeting a trainer."""
+        engine = self.weight_transfer_engine
+        return engine.attempt(lambda: engine.meet(InitInfo.parsed(init_info)))
+
+    def tessera_learn(self) -> dict[str, Any]:
+        """The second one."""
+        engine = self.weight_transfer_engine
+        return engine.attempt(engine.learn)
+
+    def tessera_leave(self) -> dict[str, Any]:
+        """Ends what tessera_meet() began. Weights stay as they are."""
+        engine = self.weight_transfer_engine
+        return engine.attempt(engine.shutdown)
+
+    def tessera_receive(self, min_version: int | None = None, timeout: float = _DEFAULT_TIMEOUT) -> dict[str, Any]:
+        """Begins to receive a version while requests are served."""
+        engine = self.weight_transfer_engine
+        return engine.attempt(lambda: engine.receive(UpdateInfo(min_version, timeout)))
 
     def tessera_commit(self) -> dict[str, Any]:
         """Installs what was received, on all ranks or on none; while it runs, no request does."""
-        with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
-            self.weight_transfer_engine.settle_and_commit()
-        return self.weight_transfer_engine.status()
+        engine = self.weight_transfer_engine
+        return engine.attempt(engine.settle_and_commit)
 
     def tessera_status(self) -> dict[str, Any]:
-        return self.weight_transfer_engine.status()
+        """And whether vLLM has an update under way, which one that was interrupted leaves behind."""
+        return {**self.weight_transfer_engine.status(), "updating": getattr(self, "_weight_update_active", False)}
 
 
-def _tensors(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
-    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+def add_methods() -> None:
+    """So that `--worker-extension-cls` is not needed."""
+    base = worker_class()
+    if base is None:
+        return
+    for name, method in vars(Extension).items():
+        if name.startswith("tessera_") and not any(hasattr(each, name) for each in _with_subclasses(base)):
+            setattr(base, name, method)
 
 
-def _agree(ok: bool, group: Any) -> bool:
-    if group.world_size == 1:
-        return ok
-    failed = torch.tensor([0 if ok else 1])
-    torch.distributed.all_reduce(failed, group=group.cpu_group)
-    return int(failed) == 0
+def _with_subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    below: list[type] = kind.__subclasses__()
+    for each in below:
+        yield from _with_subclasses(each)

@@ -1,0 +1,110 @@
+"""How a server tells its trainer what came of an update: SGLang answers "Success" whatever a loader has done."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..._bus.bus import Bus, connect
+from ..._closing import Closing
+from ..._errors import PeerLostError, UnavailableError
+
+_BYTES = 1 << 16
+_MOST_TEXT = 500
+_BATCH = "verdicts"
+_RETRY_SECONDS = 0.1
+_FIELDS = {"joined": bool, "ok": bool, "version": int, "torn": bool, "rank": int, "error": str}
+
+
+def _names(trainer: str, engine: str) -> tuple[str, str]:
+    """The jobs of both ends."""
+    return f"{trainer}.{engine}", f"{engine}.verdicts"
+
+
+class Teller(Closing):
+    """The end of the server's first rank."""
+
+    def __init__(self, pair: str, trainer: str, engine: str, store: str | None, timeout: float) -> None:
+        """Blocks until the trainer's end is there."""
+        reader, teller = _names(trainer, engine)
+        self._bus = connect(pair, role=teller, peer=reader, store=store, rank=0, world=1, timeout=timeout)
+        self._memory = torch.zeros(_BYTES, dtype=torch.uint8)
+        self._batch = self._bus.register({"verdicts": self._memory}, _BATCH, "staged")
+        self._timeout = timeout
+
+    def tell(self, ranks: Sequence[dict[str, Any]]) -> None:
+        text = json.dumps([{**each, "error": each["error"][:_MOST_TEXT]} for each in ranks]).encode()
+        self._memory.zero_()
+        self._memory[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        # The host's clock: a server that is started again goes on with higher numbers.
+        self._batch.send(time.monotonic_ns(), timeout=self._timeout).wait()
+
+    def close(self) -> None:
+        self._bus.close()
+
+
+class Reader(Closing):
+    """The trainer's end for one server, which may come later, and be started again."""
+
+    def __init__(self, pair: str, trainer: str, engine: str, store: str | None, timeout: float) -> None:
+        self._options = pair, trainer, engine, store
+        self._engine = engine
+        self._timeout = timeout
+        self._bus: Bus | None = None
+        self._batch: Any = None
+        self._memory = torch.zeros(_BYTES, dtype=torch.uint8)
+
+    def newest(self) -> int:
+        """The number of the last verdict that there is."""
+        if self._batch is None:
+            return 0
+        try:
+            return int(max(self._batch.version, self._batch.newest))
+        except (PeerLostError, UnavailableError):  # it has ended; if it is started again, its numbers are higher
+            return int(self._batch.version)
+
+    def read(self, after: int) -> list[dict[str, Any]]:
+        """That of each rank, of the first verdict with a number above `after`. Raises UnavailableError for an answer
+        that is none."""
+        if self._bus is None:
+            pair, trainer, engine, store = self._options
+            reader, teller = _names(trainer, engine)
+            bus = connect(pair, role=reader, peer=teller, store=store, rank=0, world=1, timeout=self._timeout)
+            try:
+                self._batch = bus.register({"verdicts": self._memory}, _BATCH)
+            except BaseException:
+                bus.close()
+                raise
+            self._bus = bus
+        self._receive(after + 1)
+        text = self._memory.numpy().tobytes().rstrip(b"\0")
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, list) or not found or not all(map(_is_verdict, found)):
+            raise UnavailableError(f"{self._engine} told {text[:_MOST_TEXT]!r}, not a verdict")
+        return found
+
+    def _receive(self, version: int) -> None:
+        end = time.monotonic() + self._timeout
+        while True:
+            try:
+                self._batch.recv(version, timeout=max(end - time.monotonic(), _RETRY_SECONDS))
+                return
+            except (PeerLostError, UnavailableError):  # of a server that is started again
+                if time.monotonic() > end:
+                    raise
+                time.sleep(_RETRY_SECONDS)
+
+    def close(self) -> None:
+        if self._bus is not None:
+            self._bus.close()
+
+
+def _is_verdict(found: Any) -> bool:
+    return isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in _FIELDS.items())

@@ -1,0 +1,212 @@
+"""The training side of SGLang servers."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import pickle
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..._bus.bus import connect
+from ..._closing import Closing
+from ..._errors import Error, InvalidArgumentError, UnavailableError
+from .._http import call
+from .._updates import EngineUpdate
+from ._verdicts import Reader
+
+LOADER = "tessera.engines.sglang.load"
+_POLL_SECONDS = 0.005
+
+
+class Trainer(Closing):
+    """Sends a model's weights to SGLang servers; every rank of the trainer makes one and calls send()::
+
+        trainer = tessera.engines.sglang.Trainer(model, {"engine0": "http://localhost:30000"})
+        for batch in data:
+            ...
+            updates = trainer.send()     # {"engine0": EngineUpdate(ok=True, version=1, ...)}
+
+    Weights may be DTensors in any layout: nothing is gathered. Names are those of the checkpoint that the server would
+    load; `map` says where a model's differ. A server that is slow, fails or is gone delays and harms no other one; one
+    that was started again gets the newest version with the next send().
+
+    It has met no SGLang: see tessera.engines.sglang.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        engines: Mapping[str, str],
+        *,
+        pair: str = "weights",
+        role: str = "trainer",
+        store: str | None = None,
+        rank: int | None = None,
+        world: int | None = None,
+        batch: str = "default",
+        timeout: float = 60,
+        pause: str = "abort",
+        flush_cache: bool = True,
+        **options: Any,
+    ) -> None:
+        """Joins the bus; servers meet this job with the first send(). Collective over the trainer's ranks.
+
+        Args:
+            model: A torch module, or {name: tensor}.
+            engines: The servers' URLs, by the names that TESSERA_SGLANG gives them.
+            pause: What happens to running requests while weights are installed, as in SGLang's /pause_generation:
+                "abort", "retract" or "in_place".
+            flush_cache: Drop what the server has computed with the old weights, which it refuses while requests are
+                kept: give False with "retract" and "in_place".
+            options: Of Bus.register(), such as map=, wire= and delta=.
+        """
+        if not engines:
+            raise InvalidArgumentError("engines={}: give {name: URL of an SGLang server}")
+        self._engines = dict(engines)
+        self._timeout = timeout
+        self._pause = pause
+        self._flush_cache = flush_cache
+        self._bus = connect(pair, role=role, peer=list(engines), store=store, rank=rank, world=world, timeout=timeout)
+        try:
+            self._batch = self._bus.register(model, batch, "staged", direction="send", timeout=timeout, **options)
+            self._leads = self._bus.rank == 0
+        except BaseException:
+            self._bus.close()
+            raise
+        self._readers = {name: Reader(pair, role, name, store, timeout) for name in engines}
+        self._ranks: dict[str, int] = {}
+
+    def send(self, version: int | None = None) -> dict[str, EngineUpdate]:
+        """Sends a version, and has every server install it. Collective; the model may be changed once it returns.
+
+        Returns what came of it by server on rank 0, and {} on the other ranks. Does not raise for a server that fails.
+        """
+        sent = self._batch.send(version).wait()
+        if not self._leads:
+            return {}
+        with concurrent.futures.ThreadPoolExecutor(len(self._engines), "tessera-sglang") as pool:
+            running = {name: pool.submit(self._update, name, sent) for name in self._engines}
+            return {name: each.result() for name, each in running.items()}
+
+    def _update(self, name: str, version: int) -> EngineUpdate:
+        try:
+            if not self._attached(name):
+                update, joined = self._session(name, version)
+                if not joined:
+                    return update
+            self._await(name, version)
+            update, joined = self._session(name, version)
+            if joined:  # it was started again meanwhile
+                self._await(name, version)
+                update, _ = self._session(name, version)
+            return update
+        except Error as error:
+            return EngineUpdate(False, None, str(error))
+
+    def _attached(self, name: str) -> bool:
+        peer = self._batch.peers.get(name)
+        return peer is not None and peer.attached
+
+    def _await(self, name: str, version: int) -> None:
+        """Until all its ranks have received the version. Where they do not in time, they say why when they install."""
+        end = time.monotonic() + self._timeout
+        while time.monotonic() < end:
+            peer = self._batch.peers.get(name)
+            if peer is not None and peer.attached and peer.version >= version:
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _session(self, name: str, version: int) -> tuple[EngineUpdate, bool]:
+        """One call of the loader in all ranks, and whether the server has only joined by it."""
+        url, reader = self._engines[name], self._readers[name]
+        payload = base64.b64encode(pickle.dumps([], protocol=4)).decode()
+        body = {
+            "serialized_named_tensors": [payload] * self._ranks_of(name),
+            "load_format": LOADER,
+            "flush_cache": self._flush_cache,
+            "selector": "target",
+        }
+        began = time.monotonic()
+        self._post(url, "pause_generation", {"mode": self._pause})
+        torn = False
+        try:
+            after = reader.newest()
+            self._begin(url)
+            try:
+                with concurrent.futures.ThreadPoolExecutor(1, "tessera-verdict") as beside:
+                    telling = beside.submit(reader.read, after)  # it meets the server while that joins
+                    refused = _error_of(lambda: self._post(url, "update_weights_from_tensor", body))
+                    untold = _error_of(telling.result)
+                    if untold is not None:
+                        raise refused or untold
+                    ranks = telling.result()
+            finally:
+                self._post(url, "end_weight_update", {})
+            torn = any(each["torn"] for each in ranks)
+        finally:
+            if not torn:
+                self._post(url, "continue_generation", {})
+        update = _update_of(ranks, version, time.monotonic() - began)
+        if update.ok and not ranks[0]["joined"]:
+            self._post(url, "update_weight_version", {"new_version": str(update.version), "abort_all_requests": False})
+        if update.ok and refused is not None:
+            update = EngineUpdate(False, update.version, f"the weights are installed, and {refused}", update.pause)
+        return update, bool(ranks[0]["joined"] and ranks[0]["ok"])
+
+    def _begin(self, url: str) -> None:
+        try:
+            self._post(url, "begin_weight_update", {"selector": "target"})
+        except UnavailableError as error:
+            if "already open" not in str(error):
+                raise
+            self._post(url, "end_weight_update", {})  # of a trainer that has died within
+            self._post(url, "begin_weight_update", {"selector": "target"})
+
+    def _ranks_of(self, name: str) -> int:
+        """The number of tensor-parallel ranks, each of which takes a payload of its own."""
+        if name not in self._ranks:
+            url = self._engines[name]
+            found = call(url, "server_info", timeout=self._timeout + 10, method="GET").get("tp_size")
+            if not isinstance(found, int) or not 1 <= found <= 1 << 16:
+                raise UnavailableError(f"{url}/server_info says that tp_size is {found!r}")
+            self._ranks[name] = found
+        return self._ranks[name]
+
+    def _post(self, url: str, path: str, body: Any) -> dict[str, Any]:
+        answer = call(url, path, body, timeout=self._timeout + 10)
+        if answer.get("success", True) is not True:
+            raise UnavailableError(f"{url}/{path} refused: {str(answer.get('message'))[:500]}")
+        return answer
+
+    def close(self) -> None:
+        """Leaves the bus. Servers go on with what they have."""
+        for reader in self._readers.values():
+            reader.close()
+        self._bus.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._bus.closed
+
+
+def _error_of(work: Callable[[], Any]) -> Error | None:
+    try:
+        work()
+    except Error as error:
+        return error
+    return None
+
+
+def _update_of(ranks: list[dict[str, Any]], version: int, pause: float) -> EngineUpdate:
+    serves = min(each["version"] for each in ranks)
+    failed = [each for each in ranks if not each["ok"]]
+    if failed:
+        first = min(failed, key=lambda each: each["error"] == "another rank failed")
+        torn = any(each["torn"] for each in ranks)
+        left = "; weights of two versions are mixed, and the server is left paused" if torn else ""
+        return EngineUpdate(False, serves, f"rank {first['rank']}: {first['error']}{left}", pause, ranks=tuple(ranks))
+    late = not ranks[0]["joined"] and serves < version
+    behind = f"it took version {serves}, which was on its way, and not {version}" if late else ""
+    return EngineUpdate(not behind, serves, behind, pause, ranks=tuple(ranks))

@@ -1,0 +1,200 @@
+"""What a trainer asks of one vLLM server: by the routes of our plugin, or by vLLM's own ones for development."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ..._errors import UnavailableError
+from .._http import NotFound, NotUp, call
+from .._updates import EngineUpdate, Ranks
+
+PAUSES = ("keep", "wait", "abort")
+NOT_MET = "it has not met this trainer"
+_POLL_SECONDS = (0.002, 0.05)  # the first, and the longest
+_EXTRA_SECONDS = 10.0  # for what a server does besides waiting for the trainer
+_STATUS_SECONDS = 10.0  # of a server in trouble
+_MOST_SHOWN = 500
+_MOST_NAMED = 4
+
+
+def update_of(answer: Mapping[str, Any], wanted: int, run: str) -> EngineUpdate:
+    """Of what outcome() has given after an update to version `wanted` of `run`."""
+    serves, error = answer["version"], answer["error"]
+    if not error and answer["run"] != run:
+        error = f"it goes on with version {serves} of an earlier trainer"
+    if not error and serves < wanted:
+        error = f"it took version {serves}, which was on its way, and not {wanted}"
+    return EngineUpdate(not error, serves, error, answer["pause"], answer["run"], tuple(answer["ranks"]))
+
+
+def served(ranks: Ranks) -> tuple[str, int] | None:
+    """Run and version that all ranks of a server serve; None if weights are mixed."""
+    found = {(each["run"], each["version"], each["torn"]) for each in ranks}
+    run, version, torn = found.pop() if len(found) == 1 else ("", 0, True)
+    return None if torn else (run, version)
+
+
+def outcome(
+    ranks: Ranks, error: str = "", *, pause: float = 0.0, when_mixed: str = "the server is left paused"
+) -> dict[str, Any]:
+    """What is answered, of the workers' statuses. `error`: what else went wrong."""
+    serves = served(ranks)
+    run, version = ("", None) if serves is None else serves
+    error = error or failed(ranks) or refused(ranks)
+    if serves is None:
+        error = f"{error or 'ranks differ'}; weights of two versions are mixed, and {when_mixed}"
+    return {"ok": not error, "version": version, "run": run, "error": error, "pause": pause, "ranks": list(ranks)}
+
+
+def failed(ranks: Ranks) -> str:
+    """What a step raised in workers, or nothing."""
+    return _told([f"rank {rank}: {each['failure']}" for rank, each in enumerate(ranks) if each["failure"]])
+
+
+def refused(ranks: Ranks) -> str:
+    """Why an update was not installed, or nothing."""
+    verdicts = [each["verdict"] for each in ranks if each["verdict"] is not None and not each["verdict"]["ok"]]
+    return _told([f"rank {verdict['rank']}: {verdict['error']}" for verdict in verdicts])
+
+
+def _told(errors: list[str]) -> str:
+    """Of ranks that know."""
+    known = [each for each in errors if not each.endswith("another rank failed")] or errors[:1]
+    return "; ".join(known[:_MOST_NAMED])
+
+
+_STATUS = {
+    **dict.fromkeys(("busy", "ready", "torn"), bool),
+    "version": int,
+    "run": str,
+    "trainer": str | None,
+    "failure": str,
+    "verdict": dict | None,
+}
+_VERDICT = {"ok": bool, "rank": int, "error": str}
+_ANSWER = {"ok": bool, "version": int | None, "run": str, "error": str, "pause": int | float, "ranks": list}
+
+
+def is_status(answer: Any) -> bool:
+    """Whether a worker has answered with its status(), and not with something else."""
+    return _has(_STATUS, answer) and (answer["verdict"] is None or _has(_VERDICT, answer["verdict"]))
+
+
+def statuses(where: str, method: str, results: Any) -> list[dict[str, Any]]:
+    """What workers answered, if it is what they should. Raises UnavailableError."""
+    if not isinstance(results, list) or not results or not all(map(is_status, results)):
+        raise UnavailableError(f"{where}: {method} answered {str(results)[:_MOST_SHOWN]}")
+    return results
+
+
+def _has(fields: Mapping[str, Any], found: Any) -> bool:
+    return isinstance(found, dict) and all(isinstance(found.get(name, _has), kind) for name, kind in fields.items())
+
+
+class Server:
+    """One vLLM server. Each call has a deadline, and checks what it is answered; raises UnavailableError."""
+
+    def __init__(self, url: str, key: str | None, timeout: float, pause: str) -> None:
+        self.url = url.rstrip("/")
+        self._key = key
+        self._timeout = timeout
+        self._pause = pause
+        self._has_plugin: bool | None = None
+
+    def join(self, init: Mapping[str, Any]) -> None:
+        """Makes it meet the trainer."""
+        answer = self._by("v1/tessera/join", {"init": init}, lambda: self._join_by_steps(init))
+        ranks = answer["ranks"]
+        refused = failed(ranks) or any(each["trainer"] != init["run"] for each in ranks)
+        if refused:
+            raise UnavailableError(f"{self.url}: {failed(ranks) or answer['error'] or NOT_MET}")
+
+    def update(self, version: int, run: str) -> dict[str, Any]:
+        """Makes it take a version that was sent: outcome(). `run`: the trainer that it must have met."""
+        body = {"min_version": version, "timeout": self._timeout, "pause": self._pause, "run": run}
+        return self._by("v1/tessera/update", body, lambda: self._update_by_steps(version, run))
+
+    def status(self) -> dict[str, Any]:
+        """What it serves: outcome()."""
+        if self._has_plugin:
+            return self._answer("v1/tessera/status", None, _STATUS_SECONDS, "GET")
+        return outcome(self._call("tessera_status", timeout=_STATUS_SECONDS))
+
+    def _by(self, path: str, body: Mapping[str, Any], steps: Any) -> dict[str, Any]:
+        """By the plugin, or where it is not loaded by `steps`."""
+        if self._has_plugin is not False:
+            try:
+                answer = self._answer(path, body, 2 * self._timeout + _EXTRA_SECONDS)
+                self._has_plugin = True
+                return answer
+            except NotFound:
+                pass
+            except NotUp:
+                self._has_plugin = None  # it may be started in another way
+                raise
+        answer = steps()
+        self._has_plugin = False
+        return answer  # type: ignore[no-any-return]
+
+    def _answer(self, path: str, body: Any, timeout: float, method: str = "POST") -> dict[str, Any]:
+        answer = call(self.url, path, body, timeout=timeout, key=self._key, method=method)
+        if not _has(_ANSWER, answer) or not answer["ranks"] or not all(map(is_status, answer["ranks"])):
+            raise UnavailableError(f"{self.url}/{path} answered {str(answer)[:_MOST_SHOWN]}")
+        return answer
+
+    # --- without the plugin for endpoints: a trainer that dies between pause and resume leaves the server paused
+
+    def _join_by_steps(self, init: Mapping[str, Any]) -> dict[str, Any]:
+        self._call("tessera_leave")  # all ranks, before one of them comes back
+        ranks = self._settled(self._call("tessera_meet", init))
+        if not failed(ranks):
+            ranks = self._settled(self._call("tessera_learn"))
+        if failed(ranks):
+            self._call("tessera_leave")
+        elif serves := served(ranks):
+            self._show(serves[1])  # what --load-format tessera has loaded, or an earlier trainer has sent
+        return outcome(ranks, failed(ranks))
+
+    def _update_by_steps(self, version: int, run: str) -> dict[str, Any]:
+        ranks = self._call("tessera_status")
+        if any(each["trainer"] != run for each in ranks):
+            return outcome(ranks, NOT_MET)
+        ranks = self._call("tessera_receive", version, self._timeout)
+        if failed(ranks):
+            return outcome(ranks)
+        ranks = self._settled(ranks)
+        if not all(each["ready"] for each in ranks):
+            return outcome(self._call("tessera_commit"))  # installs nothing, and says why
+        began = time.monotonic()
+        self._post(f"pause?mode={self._pause}")
+        try:
+            ranks = self._call("tessera_commit")
+        except UnavailableError:
+            if served(self._call("tessera_status", timeout=_STATUS_SECONDS)) is not None:
+                self._post("resume")
+            raise
+        if serves := served(ranks):
+            self._show(serves[1])
+            self._post("resume")
+        return outcome(ranks, pause=time.monotonic() - began)
+
+    def _show(self, version: int) -> None:
+        if version > 0:
+            self._post("update_weight_version", {"new_version": str(version)})
+
+    def _settled(self, ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        wait, longest = _POLL_SECONDS
+        while any(each["busy"] for each in ranks):  # what a worker waits for has a deadline there
+            time.sleep(wait)
+            wait = min(longest, wait * 2)
+            ranks = self._call("tessera_status")
+        return ranks
+
+    def _call(self, method: str, *args: Any, timeout: float | None = None) -> list[dict[str, Any]]:
+        answer = self._post("collective_rpc", {"method": method, "args": args}, timeout)
+        return statuses(self.url, method, answer.get("results"))
+
+    def _post(self, path: str, body: Any = None, timeout: float | None = None) -> dict[str, Any]:
+        return call(self.url, path, body, timeout=timeout or self._timeout + _EXTRA_SECONDS, key=self._key)

@@ -1,0 +1,42 @@
+"""What requests to a server's routes may say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..._errors import InvalidArgumentError
+from ._client import PAUSES
+
+_DEFAULT_TIMEOUT = 60.0
+_LONGEST_TIMEOUT = 3600.0
+
+
+def init_of(body: Any) -> dict[str, Any]:
+    """The `init` of a request to join."""
+    init = body.get("init") if isinstance(body, dict) else None
+    if not isinstance(init, dict):
+        raise InvalidArgumentError('give {"init": {"pair": ..., "trainer": ..., "engine": ...}}')
+    _timeout(init)
+    return init
+
+
+def update_of(body: Any) -> tuple[int | None, float, str, str | None]:
+    """min_version, timeout, pause and run of a request to update."""
+    if not isinstance(body, dict):
+        raise InvalidArgumentError('give {"min_version": N or null, "timeout": seconds, "pause": "keep"}')
+    version, pause = body.get("min_version"), body.get("pause", PAUSES[0])
+    if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 1):
+        raise InvalidArgumentError(f"min_version={version!r}: give a version from 1, or null")
+    if pause not in PAUSES:
+        raise InvalidArgumentError(f"pause={pause!r}: give one of {', '.join(PAUSES)}")
+    run = body.get("run")
+    if run is not None and not isinstance(run, str):
+        raise InvalidArgumentError(f"run={run!r}: give the trainer's, as text, or null")
+    return version, _timeout(body), pause, run
+
+
+def _timeout(body: dict[str, Any]) -> float:
+    given = body.get("timeout", _DEFAULT_TIMEOUT)
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given <= _LONGEST_TIMEOUT:
+        raise InvalidArgumentError(f"timeout={given!r}: give seconds, up to {_LONGEST_TIMEOUT:g}")
+    return float(given)

@@ -1,0 +1,166 @@
+"""The training side of vLLM servers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..._bus.bus import connect
+from ..._closing import Closing
+from ..._errors import InvalidArgumentError, UnavailableError
+from .._http import NotUp
+from .._updates import EngineUpdate
+from ._client import NOT_MET, PAUSES, Server, update_of
+
+
+class Trainer(Closing):
+    """Sends a model's weights to vLLM servers; every rank of the trainer makes one and calls send()::
+
+        trainer = tessera.engines.vllm.Trainer(model, {"engine0": "http://localhost:8000"})
+        for batch in data:
+            ...
+            updates = trainer.send()     # {"engine0": EngineUpdate(ok=True, version=1, ...)}
+
+    Weights may be DTensors in any layout: nothing is gathered. Names are those of the checkpoint that the server would
+    load; `map` says where a model's differ. A server that fails or is gone harms no other one. One that starts later,
+    or again, is joined by the first send() that finds it. A trainer that was started again counts its versions from 1
+    again; servers go on with the last one's until the first send().
+
+    Attributes:
+        run: Identity of this Trainer, on rank 0.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        engines: Mapping[str, str],
+        *,
+        pair: str = "weights",
+        role: str = "trainer",
+        store: str | None = None,
+        rank: int | None = None,
+        world: int | None = None,
+        batch: str = "default",
+        timeout: float = 60,
+        pause: str = "keep",
+        grace: float | None = None,
+        api_key: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Joins the bus, and makes those servers meet this job that answer. Collective over the trainer's ranks.
+
+        Args:
+            model: A torch module, or {name: tensor}.
+            engines: The servers' URLs, by the names that their jobs get on the bus. They are started with
+                VLLM_PLUGINS=tessera, or with VLLM_SERVER_DEV_MODE=1.
+            pause: What happens to running requests while weights are installed, as in vLLM's /pause: "keep" (a request
+                may have tokens of two versions), "wait" (requests end with the version with which they began, and the
+                update waits for them) or "abort".
+            grace: Seconds that a send() waits for the other servers once one has the version. Those that take longer go
+                on, and miss the versions that are sent until they are done. None: it waits for all.
+            api_key: That the servers want. Default: VLLM_API_KEY.
+            options: Of Bus.register(), such as map=, wire= and delta=.
+
+        Raises:
+            UnavailableError: A server refuses; it names it. One that is not up is tried again by each send().
+        """
+        if not engines:
+            raise InvalidArgumentError("engines={}: give {name: URL of a vLLM server}")
+        if pause not in PAUSES:
+            raise InvalidArgumentError(f"pause={pause!r}: give one of {', '.join(PAUSES)}")
+        key = api_key if api_key is not None else os.environ.get("VLLM_API_KEY")
+        self._servers = {name: Server(url, key, timeout, pause) for name, url in engines.items()}
+        self._grace = grace
+        self._sent = 0
+        self._busy: dict[str, concurrent.futures.Future[EngineUpdate]] = {}
+        self._pool = concurrent.futures.ThreadPoolExecutor(len(engines), "tessera-vllm")
+        self.run = uuid.uuid4().hex[:16]
+        self._bus = connect(pair, role=role, peer=list(engines), store=store, rank=rank, world=world, timeout=timeout)
+        try:
+            self._batch = self._bus.register(model, batch, "staged", direction="send", timeout=timeout, **options)
+            self._leads = self._bus.rank == 0
+            self._init = {"pair": pair, "trainer": role, "store": store, "batch": batch, "timeout": timeout}
+            self._init |= {name: options[name] for name in ("wire", "delta") if name in options}
+            if self._leads:
+                for each in [self._pool.submit(self._meet_if_up, name) for name in engines]:
+                    each.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def _meet_if_up(self, name: str) -> None:
+        with contextlib.suppress(NotUp):
+            self._meet(name)
+
+    def _meet(self, name: str) -> None:
+        self._servers[name].join({**self._init, "engine": name, "run": self.run})
+
+    def send(self, version: int | None = None) -> dict[str, EngineUpdate]:
+        """Sends a version, and has every server install it. Collective; the model may be changed once it returns.
+
+        Returns what came of it by server on rank 0, and {} on the other ranks. Does not raise for a server that fails.
+        """
+        # Counted here, not by the batch: ranks of which one comes to an engine earlier must not count from each other.
+        self._sent = version if version is not None else self._sent + 1
+        sent = self._batch.send(self._sent).wait()
+        if not self._leads:
+            return {}
+        before = {name for name, each in self._busy.items() if not each.done()}
+        running = {name: self._pool.submit(self._update, name, sent) for name in self._servers if name not in before}
+        self._busy |= running
+        self._wait(running.values())
+        return {name: self._result(name, self._busy[name], name in before) for name in self._servers}
+
+    def _wait(self, updates: Iterable[concurrent.futures.Future[EngineUpdate]]) -> None:
+        left = set(updates)
+        while left:
+            done, left = concurrent.futures.wait(left, None, concurrent.futures.FIRST_COMPLETED)
+            if self._grace is not None and any(each.result().ok for each in done):
+                concurrent.futures.wait(left, self._grace)
+                return
+
+    def _result(self, name: str, update: concurrent.futures.Future[EngineUpdate], is_older: bool) -> EngineUpdate:
+        """Of a server of which something was asked in this send(), or in an earlier one."""
+        if is_older or not update.done():
+            return EngineUpdate(False, None, f"{self._servers[name].url} was busy with an earlier version")
+        return update.result()
+
+    def _update(self, name: str, version: int) -> EngineUpdate:
+        server = self._servers[name]
+        try:
+            answer = server.update(version, self.run)
+            if answer["error"] == NOT_MET:  # it was started late, or again
+                self._meet(name)
+                answer = server.update(version, self.run)
+            return update_of(answer, version, self.run)
+        except UnavailableError as error:
+            return self._failed(server, str(error))
+
+    @staticmethod
+    def _failed(server: Server, error: str) -> EngineUpdate:
+        """With the version that it serves, if it says so."""
+        with contextlib.suppress(UnavailableError):
+            now = server.status()
+            return EngineUpdate(False, now["version"], error, run=now["run"])
+        return EngineUpdate(False, None, error)
+
+    def close(self) -> None:
+        """Leaves the bus, once no server is busy any more. Servers go on with what they have."""
+        self._pool.shutdown(cancel_futures=True)
+        self._bus.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._bus.closed
+
+
+def trainer(model: Any, engines: str | Sequence[str] | Mapping[str, str], **options: Any) -> Trainer:
+    """A Trainer of these servers: of one URL, of several, which are then named engine0, engine1 and so on, or of URLs
+    by name. The options are those of Trainer."""
+    urls = [engines] if isinstance(engines, str) else engines
+    named = urls if isinstance(urls, Mapping) else {f"engine{number}": url for number, url in enumerate(urls)}
+    return Trainer(model, named, **options)

@@ -1,0 +1,205 @@
+"""vLLM's own interface of a trainer, by the tensor bus. It needs vLLM on the trainer's side, too."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..._bus.bus import connect
+from ..._errors import Error, InvalidArgumentError, UnavailableError
+from .._updates import EngineUpdate
+from ._client import failed, outcome, update_of
+from ._control import reached_by
+from ._generation import trainer_base, trainer_options
+from ._register import register
+from ._settings import BACKEND
+from ._sources import Held
+
+_base = trainer_base()
+_POLL_SECONDS = 0.005
+
+
+@dataclass
+class TesseraTrainerInitInfo(_base.TrainerInitInfo):  # type: ignore[misc, name-defined]
+    """What WeightTransferTrainerFactory.trainer_init() takes for this backend, beside a client of the engine and a
+    source of weights::
+
+        factory = vllm.distributed.weight_transfer.WeightTransferTrainerFactory
+        trainer = factory.trainer_init(
+            TesseraTrainerInitInfo(rank=rank), client=HTTPVLLMWeightSyncClient(url), source=ModuleSource(model)
+        )
+        trainer.send_weights()
+
+    Attributes:
+        rank: Of this process in the trainer. Rank 0 calls the engine.
+        world: Number of the trainer's processes. None: as everywhere; see tessera.connect().
+        pair: The name under which both jobs meet.
+        trainer: Name of the trainer's job.
+        engine: Name of the engine's job.
+        replicas: The engine's data parallel size: each replica is a job.
+        store: URL of the store. None: as everywhere.
+        batch: Name of the batch.
+        timeout: Seconds for each step.
+        wire: Formats that tensors are quantised to on their way, as in Bus.register().
+        delta: Send changes only.
+    """
+
+    backend: ClassVar[str] = BACKEND
+    world: int | None = None
+    pair: str = "weights"
+    trainer: str = "trainer"
+    engine: str = "engine"
+    replicas: int = 1
+    store: str | None = None
+    batch: str = "default"
+    timeout: float = 60
+    wire: Any = None
+    delta: bool = False
+
+    def jobs(self) -> list[str]:
+        """The engine's, as its workers name them."""
+        return [self.engine] if self.replicas == 1 else [f"{self.engine}-dp{each}" for each in range(self.replicas)]
+
+    def for_workers(self) -> dict[str, Any]:
+        """worker.InitInfo, as plain values."""
+        return {
+            name: getattr(self, name)
+            for name in ("pair", "trainer", "engine", "store", "batch", "timeout", "wire", "delta")
+        }
+
+
+class TesseraTrainerEngine(_base.TrainerWeightTransferEngine[TesseraTrainerInitInfo]):  # type: ignore[misc, name-defined]
+    """The trainer's side of the backend "tessera" of vLLM. The client must reach methods of workers: vLLM's own do, as
+    does any that has LLM's collective_rpc().
+
+    A ModuleSource stands for its module, whose tensors are sent from where they are. Other sources are iterated at each
+    send. The version that vLLM shows is set once all ranks serve it, and not before.
+    """
+
+    init_info_cls = TesseraTrainerInitInfo
+
+    _bus: Any = None
+    _last: EngineUpdate | None = None
+
+    @classmethod
+    def trainer_init(
+        cls, init_info: TesseraTrainerInitInfo, *, client: Any, source: Any = None
+    ) -> TesseraTrainerEngine:
+        """Joins the bus and makes the engine meet this job. Collective over the trainer's ranks.
+
+        Raises:
+            InvalidArgumentError: No source, or a client that cannot ask workers.
+            UnavailableError: The client failed to reach the engine.
+        """
+        engine = cls(
+            client=client,
+            source=source,
+            is_sender=init_info.is_sender,
+            **trainer_options(_base, init_info.rank),
+        )
+        try:
+            engine._join(init_info)
+        except BaseException:
+            engine.shutdown()
+            raise
+        return engine
+
+    def _join(self, info: TesseraTrainerInitInfo) -> None:
+        self._timeout = info.timeout
+        if self.is_sender:
+            self._reached = reached_by(self.client, info.timeout + 10)
+        self._bus = connect(
+            info.pair,
+            role=info.trainer,
+            peer=info.jobs(),
+            store=info.store,
+            rank=info.rank,
+            world=info.world,
+            timeout=info.timeout,
+        )
+        self._held = Held(_base, self.source, self._bus.rank, self._bus.world)
+        self._batch = self._bus.register(
+            self._held.tensors,
+            info.batch,
+            "staged",
+            direction="send",
+            timeout=info.timeout,
+            wire=info.wire,
+            delta=info.delta,
+        )
+        if self.is_sender:
+            self._asked(lambda: self.client.init_weight_transfer_engine(info.for_workers()))
+            refused = failed(self._reached.call("tessera_status", []))
+            if refused:
+                raise UnavailableError(f"the engine: {refused}")
+        self._batch.wait_peers(len(info.jobs()), timeout=info.timeout)  # so that all ranks count versions from here
+
+    @property
+    def last_update(self) -> EngineUpdate | None:
+        """What came of the last send_weights(), on rank 0."""
+        return self._last
+
+    def send_weights(self) -> None:
+        """Sends a version, and has the engine install it. Collective; weights may be changed once it returns. Requests
+        run while the engine receives; between vLLM's start and finish it only settles and copies, between two steps.
+
+        Raises:
+            UnavailableError: On rank 0: the engine does not serve the version; it says why. It serves the one before,
+                and the next call works. If it says that weights of two versions are mixed, pause the engine until one
+                does.
+        """
+        if self._bus is None:
+            raise InvalidArgumentError("this engine of a trainer is shut down: make another one")
+        self._held.refill()
+        version = self._batch.send().wait()
+        if not self.is_sender:
+            return
+        self._last = self._update(version)
+        if not self._last.ok:
+            raise UnavailableError(f"version {version} is not served: {self._last.error}")
+
+    def _update(self, version: int) -> EngineUpdate:
+        call = self._reached.call
+        try:
+            ranks = call("tessera_receive", [version, self._timeout])
+            if failed(ranks):
+                return update_of(outcome(ranks), version, "")
+            ranks = self._settled(ranks)
+            if any(each.get("updating") for each in ranks):
+                self._asked(self.client.finish_weight_update)  # of an update that was interrupted
+            info = {"min_version": version, "timeout": self._timeout, "received": True}
+            self._asked(self.client.start_weight_update)
+            self._asked(lambda: self.client.update_weights(info))
+            self._asked(self.client.finish_weight_update)
+            answer = outcome(call("tessera_status", []), when_mixed="the engine must be paused")
+            if answer["version"]:
+                self._asked(lambda: self._reached.set_version(str(answer["version"])))
+        except UnavailableError as error:
+            return EngineUpdate(False, None, str(error))
+        return update_of(answer, version, "")
+
+    def _settled(self, ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        while any(each["busy"] for each in ranks):  # what a worker waits for has a deadline there
+            time.sleep(_POLL_SECONDS)
+            ranks = self._reached.call("tessera_status", [])
+        return ranks
+
+    @staticmethod
+    def _asked(work: Any) -> None:
+        """Runs a call of the client, whose errors are whatever its author chose."""
+        try:
+            work()
+        except Error:
+            raise
+        except Exception as error:
+            raise UnavailableError(f"the client: {type(error).__name__}: {error}") from error
+
+    def shutdown(self) -> None:
+        """Leaves the bus. The engine goes on with what it has."""
+        bus, self._bus = self._bus, None
+        if bus is not None:
+            bus.close()
+
+
+register()  # vLLM runs plugins in its own processes only

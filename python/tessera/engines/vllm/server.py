@@ -1,0 +1,151 @@
+"""Routes of a vLLM server, as its plugin for endpoints: an update is one request, which the server carries through, so
+that a trainer that dies amid one leaves no server paused.
+
+| | |
+|---|---|
+| `POST /v1/tessera/join` | meets a trainer: {"init": fields of InitInfo} |
+| `POST /v1/tessera/update` | takes a version: {"min_version": 3, "timeout": 60, "pause": "keep", "run": "..."} |
+| `GET /v1/tessera/status` | what each worker serves |
+
+All answer with {"ok", "version", "run", "error", "pause", "ranks"}. They begin with /v1, so that vLLM's --api-key
+guards them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from ..._errors import InvalidArgumentError
+from ._client import NOT_MET, failed, outcome, served
+from ._settings import BACKEND
+from ._versions import WeightVersions, marked
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_POLL_SECONDS = (0.002, 0.05)  # the first, and the longest
+
+
+class Endpoints:
+    """vLLM makes one in the process of its HTTP server, if VLLM_PLUGINS names it."""
+
+    name = "tessera"
+    required_tasks = ("generate",)
+
+    def __init__(self) -> None:
+        self._client: Any = None
+        self._busy = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.metrics: Any = None
+        self.version = "default"  # as vLLM calls what it has loaded itself
+
+    def attach_router(self, app: FastAPI) -> None:
+        from ._routes import add_routes
+
+        add_routes(app, self)
+        app.add_middleware(WeightVersions, version=self.shown_version)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        if engine_client is None or not _is_ours(engine_client):
+            return
+        self._client = engine_client
+        self.metrics = new_metrics()
+        engine_client.generate = marked(engine_client.generate)
+        await self._show(await self._rpc("tessera_status"))  # what --load-format tessera has loaded
+
+    async def shown_version(self) -> str:
+        """The version in new headers."""
+        return self.version
+
+    async def status(self) -> dict[str, Any]:
+        return outcome(await self._rpc("tessera_status"))
+
+    async def join(self, init: dict[str, Any]) -> dict[str, Any]:
+        """Meets the trainer; requests are served meanwhile."""
+        return await self._whole(lambda: self._join(init))
+
+    async def update(self, min_version: int | None, timeout: float, pause: str, run: str | None) -> dict[str, Any]:
+        """Takes a version. Goes on to its end if the caller leaves."""
+        return await self._whole(lambda: self._update(min_version, timeout, pause, run))
+
+    async def _whole(self, work: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        async def one_at_a_time() -> dict[str, Any]:
+            async with self._busy:
+                return await work()
+
+        task = asyncio.create_task(one_at_a_time())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _join(self, init: dict[str, Any]) -> dict[str, Any]:
+        await self._rpc("tessera_leave")  # all ranks, before one of them comes back
+        ranks = await self._settled(await self._rpc("tessera_meet", init))
+        if not failed(ranks):
+            ranks = await self._settled(await self._rpc("tessera_learn"))
+        if failed(ranks):
+            await self._rpc("tessera_leave")
+        return outcome(ranks, failed(ranks))
+
+    async def _update(self, min_version: int | None, timeout: float, pause: str, run: str | None) -> dict[str, Any]:
+        ranks = await self._rpc("tessera_status")
+        if run is not None and any(each["trainer"] != run for each in ranks):
+            return outcome(ranks, NOT_MET)
+        ranks = await self._rpc("tessera_receive", min_version, timeout)
+        if failed(ranks):
+            return self._counted(outcome(ranks))
+        ranks = await self._settled(ranks)
+        if not all(each["ready"] for each in ranks):
+            return self._counted(outcome(await self._rpc("tessera_commit")))  # installs nothing, and says why
+        began = time.monotonic()
+        is_mixed = False
+        await self._client.pause_generation(mode=pause)
+        try:
+            ranks = await self._rpc("tessera_commit")
+            is_mixed = served(ranks) is None
+            await self._show(ranks)
+        finally:
+            if not is_mixed:
+                await self._client.resume_generation()
+        return self._counted(outcome(ranks, pause=time.monotonic() - began))
+
+    def _counted(self, answer: dict[str, Any]) -> dict[str, Any]:
+        self.metrics.count(answer["ok"], answer["pause"])
+        return answer
+
+    async def _settled(self, ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Once no worker is busy, which has a deadline of its own there."""
+        wait, longest = _POLL_SECONDS
+        while any(each["busy"] for each in ranks):
+            await asyncio.sleep(wait)
+            wait = min(longest, wait * 2)
+            ranks = await self._rpc("tessera_status")
+        return ranks
+
+    async def _show(self, ranks: list[dict[str, Any]]) -> None:
+        """Their version in /weight_info, and as what vLLM marks tokens with."""
+        serves = served(ranks)
+        if serves is not None and serves[1] > 0:
+            await self._client.update_weight_version(str(serves[1]))
+            self.version = str(serves[1])
+            self.metrics.show(serves[1])
+
+    async def _rpc(self, method: str, *args: Any) -> list[dict[str, Any]]:
+        if self._client is None:
+            raise InvalidArgumentError(f'start the server with --weight-transfer-config \'{{"backend": "{BACKEND}"}}\'')
+        ranks: list[dict[str, Any]] = await self._client.collective_rpc(method, args=args)
+        return ranks
+
+
+def new_metrics() -> Any:
+    from ._metrics import Metrics
+
+    return Metrics()
+
+
+def _is_ours(client: Any) -> bool:
+    config = getattr(client.vllm_config, "weight_transfer_config", None)
+    return config is not None and config.backend == BACKEND

@@ -1,0 +1,200 @@
+"""What a trainer asks of a vLLM server, over HTTP, against a server that plays one; no vLLM is needed."""
+
+import http.server
+import json
+import threading
+
+import pytest
+from tessera import UnavailableError
+from tessera.engines.vllm._client import NotUp, Server
+
+VERDICT = {"ok": True, "rank": 0, "error": "", "version": 1}
+STATUS = {
+    **dict.fromkeys(("busy", "ready", "torn"), False),
+    "trainer": "run",
+    "run": "",
+    "failure": "",
+    "version": 0,
+    "verdict": None,
+}
+INIT = {"engine": "e", "run": "run"}
+
+
+class Played:
+    """Answers by path: what it is told to, or a function of the body."""
+
+    def __init__(self, answers):
+        self.answers, self.asked, self.headers = answers, [], []
+        played = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                path = self.path.strip("/")
+                played.headers.append(dict(self.headers))
+                asked = json.loads(body) if body else None
+                played.asked.append((path, asked))
+                answer = played.answers.get(path)
+                if callable(answer):
+                    answer = answer(asked)
+                code = 200
+                if answer is None:
+                    code, answer = 404, {"detail": "Not Found"}
+                elif isinstance(answer, int):
+                    code, answer = answer, {"detail": "so it is"}
+                data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *args):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="played", daemon=True)
+        self._thread.start()
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def play():
+    made = []
+
+    def begin(answers):
+        made.append(Played(answers))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.close()
+
+
+def whole(**fields):
+    return {"ok": True, "version": 3, "run": "run", "error": "", "pause": 0.5, "ranks": [STATUS], **fields}
+
+
+def test_a_server_with_the_plugin_is_asked_once_for_each_step(play):
+    played = play({"v1/tessera/join": whole(), "v1/tessera/update": whole()})
+    server = Server(played.url, "secret", 5, "wait")
+    server.join(INIT)
+    assert server.update(3, "run")["version"] == 3
+    assert played.asked == [
+        ("v1/tessera/join", {"init": INIT}),
+        ("v1/tessera/update", {"min_version": 3, "timeout": 5, "pause": "wait", "run": "run"}),
+    ]
+    assert all(each["Authorization"] == "Bearer secret" for each in played.headers)
+
+
+def test_a_server_that_refuses_is_named(play):
+    played = play(
+        {"v1/tessera/join": whole(ok=False, error="rank 1: no trainer came", ranks=[{**STATUS, "trainer": None}])}
+    )
+    server = Server(played.url, None, 5, "keep")
+    with pytest.raises(UnavailableError, match="rank 1: no trainer came"):
+        server.join(INIT)
+    assert "Authorization" not in played.headers[0]
+
+
+@pytest.mark.parametrize("code", [400, 401, 500])
+def test_an_error_of_the_server_is_passed_on(play, code):
+    server = Server(play({"v1/tessera/join": code}).url, None, 5, "keep")
+    with pytest.raises(UnavailableError, match=f"join answered {code}.*so it is"):
+        server.join(INIT)
+
+
+def test_a_server_that_is_not_up_is_told_from_one_that_refuses(play):
+    for url in ("http://127.0.0.1:9", play({"v1/tessera/join": 503}).url):
+        with pytest.raises(NotUp):
+            Server(url, None, 5, "keep").join(INIT)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"[1]", b"no json", whole(ranks=[]), whole(ranks=[{}]), whole(version="3"), {"ok": True}]
+)
+def test_what_is_no_answer_is_refused(play, answer):
+    server = Server(play({"v1/tessera/join": answer}).url, None, 5, "keep")
+    with pytest.raises(UnavailableError):
+        server.join(INIT)
+
+
+class Workers:
+    """A server in development mode, without the plugin for endpoints."""
+
+    def __init__(self):
+        self.ranks = [dict(STATUS) for _ in range(2)]
+        self.said = []
+        self.on = {}
+        self.answers = {
+            "collective_rpc": self.call,
+            "pause?mode=keep": lambda _: self.say("pause"),
+            "resume": lambda _: self.say("resume"),
+            "update_weight_version": lambda body: self.say("version " + body["new_version"]),
+        }
+
+    def say(self, what):
+        self.said.append(what)
+        return {}
+
+    def call(self, body):
+        self.say(body["method"].removeprefix("tessera_"))
+        return self.on.get(body["method"], lambda *_: None)(*body["args"]) or {"results": self.ranks}
+
+    def set(self, **fields):
+        for each in self.ranks:
+            each.update(fields)
+
+
+def test_without_the_plugin_the_same_is_done_by_routes_for_development(play):
+    workers = Workers()
+    workers.on = {
+        "tessera_meet": lambda init: workers.set(busy=True),
+        "tessera_status": lambda: workers.set(busy=False),
+        "tessera_receive": lambda version, timeout: workers.set(busy=True, ready=True),
+        "tessera_commit": lambda: workers.set(ready=False, version=4, verdict=VERDICT),
+    }
+    server = Server(play(workers.answers).url, None, 5, "keep")
+    server.join(INIT)
+    answer = server.update(4, "run")
+    assert answer["ok"] and answer["version"] == 4
+    joining = ["leave", "meet", "status", "learn", "status"]
+    assert workers.said == [*joining, "receive", "status", "pause", "commit", "version 4", "resume"]
+
+
+def test_without_the_plugin_torn_weights_stay_paused(play):
+    workers = Workers()
+    workers.on = {
+        "tessera_receive": lambda version, timeout: workers.set(ready=True),
+        "tessera_commit": lambda: workers.set(torn=True, verdict={**VERDICT, "ok": False, "error": "copy failed"}),
+    }
+    server = Server(play(workers.answers).url, None, 5, "keep")
+    server.join(INIT)
+    answer = server.update(1, "run")
+    assert not answer["ok"] and "left paused" in answer["error"] and "resume" not in workers.said
+
+
+def test_without_the_plugin_a_commit_that_is_not_answered_is_followed_by_resume(play):
+    workers = Workers()
+    workers.on = {
+        "tessera_receive": lambda version, timeout: workers.set(ready=True),
+        "tessera_commit": lambda: {"results": ["TypeError"]},
+    }
+    server = Server(play(workers.answers).url, None, 5, "keep")
+    server.join(INIT)
+    with pytest.raises(UnavailableError, match="TypeError"):
+        server.update(1, "run")
+    assert workers.said[-2:] == ["status", "resume"]
+
+
+def test_without_the_plugin_a_worker_that_cannot_join_takes_the_others_back(play):
+    workers = Workers()
+    workers.on = {"tessera_meet": lambda init: workers.ranks[1].update(failure="UnavailableError: nobody")}
+    server = Server(play(workers.answers).url, None, 5, "keep")
+    with pytest.raises(UnavailableError, match="rank 1: UnavailableError: nobody"):
+        server.join(INIT)
+    assert workers.said == ["leave", "meet", "leave"]
