@@ -1,0 +1,19 @@
+"""Maps learned from the loaders of a real vLLM; see scripts/engines.sh."""
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import vllm_maps
+import vllm_models as models
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_writing_by_the_map_is_what_vllms_loader_does(ranks):
+    names = list(models.ARCHITECTURES)
+    found = vllm_maps.compare_all(names, seed=10 + ranks, ranks=ranks)
+    assert len(found) == ranks * len(names)
+    assert [(each["model"], each["rank"], each["differing"]) for each in found if each["differing"]] == []
+    assert [each["computed"] for each in found if each["computed"]] == []
+    for each in found:
+        assert each["share"] == 1 if ranks == 1 else 0.5 <= each["share"] < 0.95, each

@@ -1,0 +1,81 @@
+"""What a learned map writes, against vLLM's own loader; on several ranks, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+import vllm_models as models
+from tessera import engines
+from tessera.engines.vllm._meta import on_meta
+
+
+def compare(made: models.Configuration, rank: int, ranks: int, port: int, seed: int = 1) -> dict[str, Any]:
+    """Learns the map, and writes a random checkpoint both ways. `differing` names parameters that are not equal in
+    every bit; those that the loader computes are left to it, and named."""
+    checkpoint = models.random_checkpoint(made, seed)
+    with models.loaded_form(made, rank, ranks, port) as (_, model):
+        begin = time.perf_counter()
+        learned = engines.learn_map(model, checkpoint, meta=on_meta)
+        seconds = time.perf_counter() - begin
+        mine = {name: torch.zeros_like(each) for name, each in models.tensors(model).items()}
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.load_weights(iter(checkpoint.items()))
+        learned.install_from(mine, checkpoint)
+        parameters = dict(model.named_parameters())
+        return {
+            "model": made["model_type"],
+            "rank": rank,
+            "ranks": ranks,
+            "tensors": len(checkpoint),
+            "parameters": len(parameters),
+            "pieces": len(learned.pieces),
+            "milliseconds": round(seconds * 1e3, 1),
+            "share": learned.nbytes / sum(each.nbytes for each in checkpoint.values()),
+            "computed": dict(learned.computed),
+            "differing": [
+                name
+                for name, each in parameters.items()
+                if name not in learned.computed and not torch.equal(mine[name], each)
+            ],
+            "elements": sum(each.numel() for each in parameters.values()),
+        }
+
+
+def compare_all(names: list[str], seed: int, ranks: int, seconds: float = 1800) -> list[dict[str, Any]]:
+    """compare() of a random configuration of each architecture, on each rank, in processes of their own. Raises
+    RuntimeError if one of them ends otherwise than well."""
+    port = str(models.free_port())
+    command = [sys.executable, __file__, str(seed), str(ranks), port]
+    running = [
+        subprocess.Popen([*command, str(rank), *names], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in range(ranks)
+    ]
+    found: list[dict[str, Any]] = []
+    try:
+        for each in running:
+            output, error = each.communicate(timeout=seconds)
+            if each.returncode:
+                raise RuntimeError(f"{command} ended with status {each.returncode}: {error[-2000:]}")
+            found += [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
+    return found
+
+
+def main() -> None:
+    seed, ranks, port, rank = map(int, sys.argv[1:5])
+    torch.set_num_threads(1)
+    for name in sys.argv[5:]:
+        print(json.dumps(compare(models.configuration(name, seed), rank, ranks, port)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
