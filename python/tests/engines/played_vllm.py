@@ -111,13 +111,13 @@ class Client:
 
 @contextlib.contextmanager
 def played(version: str, folder: Path, change: tuple[str, str] | None = None) -> Iterator[Played]:
-    """Makes `import vllm` find this release, and the adapter look at it anew. `change`: (text, text instead of it)."""
+    """Makes `import vllm` find this release, and imports the adapter again for it. `change`: (text, text instead of it)."""
     vllm_interface.install(version, folder)
     if change is not None:
         path = folder.joinpath(*TRANSFER.split("."), "base.py")
         assert change[0] in path.read_text()
         path.write_text(path.read_text().replace(*change))
-    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_looked_at_anew(name)}
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_imported_again(name)}
     engines = importlib.import_module("tessera.engines")
     adapter = engines.__dict__.pop("vllm", None)
     sys.path.insert(0, str(folder))
@@ -127,7 +127,7 @@ def played(version: str, folder: Path, change: tuple[str, str] | None = None) ->
         yield Played(version)
     finally:
         sys.path.remove(str(folder))
-        for name in [name for name in sys.modules if _is_looked_at_anew(name)]:
+        for name in [name for name in sys.modules if _is_imported_again(name)]:
             del sys.modules[name]
         sys.modules.update(kept)
         engines.__dict__.pop("vllm", None)
@@ -135,7 +135,7 @@ def played(version: str, folder: Path, change: tuple[str, str] | None = None) ->
             engines.__dict__["vllm"] = adapter
 
 
-def _is_looked_at_anew(name: str) -> bool:
+def _is_imported_again(name: str) -> bool:
     return name.split(".")[0] == "vllm" or name.startswith("tessera.engines.vllm")
 
 

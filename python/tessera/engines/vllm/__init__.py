@@ -2,8 +2,7 @@
 
 On the side of vLLM, once this package is installed (it is a plugin that vLLM finds by itself):
 
-    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "tessera"}' \\
-        --worker-extension-cls tessera.engines.vllm.worker.Extension
+    VLLM_PLUGINS=tessera vllm serve MODEL --weight-transfer-config '{"backend": "tessera"}'
 
 On the side of the trainer, see trainer(); or, with vLLM's own interface of one, TesseraTrainerInitInfo. It has met vLLM
 0.32 for CPU; of 0.28 to 0.33 the interface is known.
