@@ -111,7 +111,7 @@ class Client:
 
 @contextlib.contextmanager
 def played(version: str, folder: Path, change: tuple[str, str] | None = None) -> Iterator[Played]:
-    """Makes `import vllm` find this release, and imports the adapter again for it. `change`: (text, text instead of it)."""
+    """Makes `import vllm` find this release, and imports the adapter again. `change`: (text, text instead of it)."""
     vllm_interface.install(version, folder)
     if change is not None:
         path = folder.joinpath(*TRANSFER.split("."), "base.py")

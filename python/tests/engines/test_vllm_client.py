@@ -198,3 +198,14 @@ def test_without_the_plugin_a_worker_that_cannot_join_takes_the_others_back(play
     with pytest.raises(UnavailableError, match="rank 1: UnavailableError: nobody"):
         server.join(INIT)
     assert workers.said == ["leave", "meet", "leave"]
+
+
+def test_without_the_plugin_a_pause_that_is_refused_is_followed_by_resume(play):
+    workers = Workers()
+    workers.on = {"tessera_receive": lambda version, timeout: workers.set(ready=True)}
+    workers.answers["pause?mode=keep"] = 500
+    server = Server(play(workers.answers).url, None, 5, "keep")
+    server.join(INIT)
+    with pytest.raises(UnavailableError, match="pause.*500"):
+        server.update(1, "run")
+    assert workers.said[-2:] == ["status", "resume"]

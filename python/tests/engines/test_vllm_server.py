@@ -191,6 +191,37 @@ def test_ranks_that_serve_different_versions_are_not_served():
     assert "resume" not in client.said
 
 
+def test_requests_that_do_not_end_in_time_keep_their_version_and_go_on():
+    client = Client()
+    client.installs(1)
+
+    async def pause(*, mode):
+        client.said.append(f"pause {mode}")
+        await asyncio.Event().wait()
+
+    client.pause_generation = pause
+
+    async def run():
+        return await (await started(client)).update(1, 0.01, "wait", None)
+
+    answer = asyncio.run(run())
+    assert not answer["ok"] and "requests did not end in 0.01 s" in answer["error"]
+    assert client.said[-2:] == ["pause wait", "resume"] and ("tessera_commit",) not in client.said
+
+
+def test_an_engine_that_cannot_pause_is_resumed():
+    client = Client()
+    client.installs(1)
+
+    async def pause(*, mode):
+        raise RuntimeError("caches cannot be reset")
+
+    client.pause_generation = pause
+    with pytest.raises(RuntimeError, match="caches"):
+        asyncio.run(updated(client))
+    assert client.said[-1] == "resume"
+
+
 def test_torn_weights_are_not_served():
     client = Client()
     client.installs(1)

@@ -168,8 +168,8 @@ class Server:
         if not all(each["ready"] for each in ranks):
             return outcome(self._call("tessera_commit"))  # installs nothing, and says why
         began = time.monotonic()
-        self._post(f"pause?mode={self._pause}")
         try:
+            self._post(f"pause?mode={self._pause}")  # with "wait", it may take longer than anybody waits
             ranks = self._call("tessera_commit")
         except UnavailableError:
             if served(self._call("tessera_status", timeout=_STATUS_SECONDS)) is not None:

@@ -102,8 +102,9 @@ class Endpoints:
             return self._counted(outcome(await self._rpc("tessera_commit")))  # installs nothing, and says why
         began = time.monotonic()
         is_mixed = False
-        await self._client.pause_generation(mode=pause)
         try:
+            if not await self._is_paused(pause, timeout):
+                return self._counted(outcome(ranks, f"requests did not end in {timeout:g} s, and nothing is installed"))
             ranks = await self._rpc("tessera_commit")
             is_mixed = served(ranks) is None
             await self._show(ranks)
@@ -111,6 +112,14 @@ class Endpoints:
             if not is_mixed:
                 await self._client.resume_generation()
         return self._counted(outcome(ranks, pause=time.monotonic() - began))
+
+    async def _is_paused(self, pause: str, timeout: float) -> bool:
+        """With "wait", requests may take longer to end than anybody waits."""
+        try:
+            await asyncio.wait_for(self._client.pause_generation(mode=pause), timeout)
+        except TimeoutError:
+            return False
+        return True
 
     def _counted(self, answer: dict[str, Any]) -> dict[str, Any]:
         self.metrics.count(answer["ok"], answer["pause"])
