@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..._errors import UnavailableError
@@ -87,6 +87,16 @@ def statuses(where: str, method: str, results: Any) -> list[dict[str, Any]]:
     if not isinstance(results, list) or not results or not all(map(is_status, results)):
         raise UnavailableError(f"{where}: {method} answered {str(results)[:_MOST_SHOWN]}")
     return results
+
+
+def settled(ranks: list[dict[str, Any]], look: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Once no worker is busy, by further looks; what a worker waits for has a deadline there."""
+    wait, longest = _POLL_SECONDS
+    while any(each["busy"] for each in ranks):
+        time.sleep(wait)
+        wait = min(longest, wait * 2)
+        ranks = look()
+    return ranks
 
 
 def _has(fields: Mapping[str, Any], found: Any) -> bool:
@@ -185,12 +195,7 @@ class Server:
             self._post("update_weight_version", {"new_version": str(version)})
 
     def _settled(self, ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        wait, longest = _POLL_SECONDS
-        while any(each["busy"] for each in ranks):  # what a worker waits for has a deadline there
-            time.sleep(wait)
-            wait = min(longest, wait * 2)
-            ranks = self._call("tessera_status")
-        return ranks
+        return settled(ranks, lambda: self._call("tessera_status"))
 
     def _call(self, method: str, *args: Any, timeout: float | None = None) -> list[dict[str, Any]]:
         answer = self._post("collective_rpc", {"method": method, "args": args}, timeout)

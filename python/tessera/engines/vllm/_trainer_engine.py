@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..._bus.bus import connect
 from ..._errors import Error, InvalidArgumentError, UnavailableError
 from .._updates import EngineUpdate
-from ._client import failed, outcome, update_of
+from ._client import failed, outcome, settled, update_of
 from ._control import reached_by
 from ._generation import trainer_base, trainer_options
 from ._register import register
@@ -17,7 +16,6 @@ from ._settings import BACKEND
 from ._sources import Held
 
 _base = trainer_base()
-_POLL_SECONDS = 0.005
 
 
 @dataclass
@@ -165,7 +163,7 @@ class TesseraTrainerEngine(_base.TrainerWeightTransferEngine[TesseraTrainerInitI
             ranks = call("tessera_receive", [version, self._timeout])
             if failed(ranks):
                 return update_of(outcome(ranks), version, "")
-            ranks = self._settled(ranks)
+            ranks = settled(ranks, lambda: call("tessera_status", []))
             if any(each.get("updating") for each in ranks):
                 self._asked(self.client.finish_weight_update)  # of an update that was interrupted
             info = {"min_version": version, "timeout": self._timeout, "received": True}
@@ -178,12 +176,6 @@ class TesseraTrainerEngine(_base.TrainerWeightTransferEngine[TesseraTrainerInitI
         except UnavailableError as error:
             return EngineUpdate(False, None, str(error))
         return update_of(answer, version, "")
-
-    def _settled(self, ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        while any(each["busy"] for each in ranks):  # what a worker waits for has a deadline there
-            time.sleep(_POLL_SECONDS)
-            ranks = self._reached.call("tessera_status", [])
-        return ranks
 
     @staticmethod
     def _asked(work: Any) -> None:
