@@ -11,13 +11,14 @@ weights at first, and the same tokens, which differ between ranks:
 - ddp: DistributedDataParallel over gloo: a whole model on every rank;
 - fsdp2-block: fully_shard(), a unit a block; fsdp2-weight: a unit a weight, as ETP has it; fsdp2-mixed: a unit a block,
   in bf16; over gloo;
-- etp: shard_module_(); etp-bf16, etp-mxfp8, etp-nvfp4: the blocks' weights travel in that format, and are computed with
-  in fp32; etp-mixed: all travel as bf16, and are computed with in bf16; etp-checkpoint: blocks are recomputed;
+- etp: shard_module_(); etp-copied: with map_weights=False; etp-bf16, etp-mxfp8, etp-nvfp4: the blocks' weights travel
+  in that format, and are computed with in fp32; etp-mixed: all travel as bf16, and are computed with in bf16;
+  etp-checkpoint: blocks are recomputed;
 - ceiling: whole weights that nobody else writes, nothing sent, the optimiser on 1/N of the rows of each weight.
 
 Parts: `small` and `large` are 1 and 4 sequences of 128 tokens a rank; `formats` compares what travels; in `movement`
 streams are paced to 0.1 GB/s; in `prefetch` so that gathers take half of a step's time, with prefetch and without;
-`clip` is of the norm of gradients.
+`clip` is of the norm of gradients. Paced gathers copy.
 
 Contenders take turns in the same processes: a round is `--steps` steps of each, between two barriers, in an order that
 is turned by one from round to round. `wall` is a step's time, `CPU` that of all threads of all ranks together,
@@ -52,7 +53,7 @@ from training.figures import Figures, Memory, as_json, measured, remembered, tab
 from training.llama import built
 from training.ranks import Entry, clip, run
 
-PEERS = ["ceiling", "ddp", "fsdp2-block", "fsdp2-weight", "etp"]
+PEERS = ["ceiling", "ddp", "fsdp2-block", "fsdp2-weight", "etp", "etp-copied"]
 FORMATS = ["ddp", "fsdp2-mixed", "etp-mixed", "etp-bf16", "etp-mxfp8", "etp-nvfp4"]
 PARTS = ["small", "large", "formats", "movement", "prefetch", "clip"]
 SLOW = 1e8  # bytes a second: movement decides
@@ -117,9 +118,9 @@ def compare(size: int, options: argparse.Namespace, report: Report) -> None:
         figures = measured(size, entries(FORMATS), one)
         report.add(size, "formats", figures, {}, targets.of_formats(figures))
     if {"movement", "prefetch"} & set(options.parts):
-        figures = measured(size, entries(["ddp", "etp"]), one)
+        figures = measured(size, entries(["ddp", "etp-copied"]), one)
         losses = figures["ddp"].losses
-        etp = figures["etp"]
+        etp = figures["etp-copied"]
     if "movement" in options.parts:
         paced = measured(size, entries(["bf16", "nvfp4", "mixed", "mixed-nvfp4"], SLOW), one, losses)
         report.add(size, "movement", paced, {}, targets.of_movement(paced))

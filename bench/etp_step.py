@@ -3,8 +3,9 @@
 
     PYTHONPATH=build/cpu/python python bench/etp_step.py --svg docs/guide/etp-step.svg
 
-Three blocks of an MLP between an embedding and a head, fp32, AdamW, one thread a process; everything is prefetched one
-use ahead. Of `--steps` steps, the shortest one is drawn, which others on the machine disturbed least; a row for each:
+Three blocks of an MLP between an embedding and a head, fp32, AdamW, one thread a process; everything is copied, and
+prefetched one use ahead. Of `--steps` steps, the shortest one is drawn, which others on the machine disturbed least; a
+row for each:
 
 - compute: what torch's dispatcher runs, by phase; timed in Python, which takes some microseconds an operation;
 - gather, fold: the operations of the schedule's log, as `tessera etp trace` gives them: a gather has one for each rank
@@ -145,7 +146,7 @@ def train(group: etp.Group, steps: int) -> tuple[list[tuple[int, int]], list[Spa
 
 def work(rank: int, steps: int, log: str, results: Any) -> None:
     torch.set_num_threads(1)
-    etp.update_config(prefetch="on", schedule_log=log)
+    etp.update_config(prefetch="on", schedule_log=log, map_weights=False)
     with etp.init_group(store="auto", rank=rank, size=RANKS) as group:
         results.put(train(group, steps))
 

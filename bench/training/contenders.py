@@ -168,6 +168,7 @@ KINDS = {
     "fsdp2-block": Kind(fsdp2(a_block), 1e-5),
     "fsdp2-weight": Kind(fsdp2(a_weight), 1e-5),
     "etp": Kind(sharded(), 1e-5),
+    "etp-copied": Kind(sharded(map_weights=False), 1e-5),
     "etp-checkpoint": Kind(sharded(checkpoints=True), 1e-5),
     "fsdp2-mixed": Kind(fsdp2(a_block, **MIXED), 2e-2),
     "etp-mixed": Kind(sharded("bf16", compute=None, pattern=".*"), 2e-2),

@@ -126,6 +126,9 @@ struct WeightSpec {
   // Of a native and frozen weight: no master is kept. What set_master() gives is read by the next publication only: by
   // start(), or by the update in which it is called.
   bool planes_only = false;
+  // What a use gets is memory that it may write: rows are copied also where they could be mapped
+  // (RuntimeOptions::map_weights).
+  bool copied = false;
 };
 
 enum class PrefetchMode : uint8_t { kOn, kOff, kAuto /* off where this rank has fewer than two CPUs */ };
@@ -147,6 +150,10 @@ struct RuntimeOptions {
   // Gathers of fewer bytes are one operation for all owners, and are not handed to a stream if they wait for nobody: to
   // wake its thread takes longer.
   int64_t inline_bytes = int64_t{32} << 10;
+  // Weights of more than `inline_bytes` that travel as they are computed with are not copied if each owner publishes
+  // whole pages: a use reads the owners' memory, through one mapping. Copied are lists of experts, gathers that are
+  // paced or captured, and all of them with `check`, or where `compute` runs beside the caller.
+  bool map_weights = true;
   // When an updated weight with a format is quantised: at the end of the update, all in one list; or at its first use
   // in a micro-batch that says Use::first_micro_batch. Weights that are read in place are published by the update.
   PublishAt publish = PublishAt::kUpdate;
@@ -182,7 +189,8 @@ struct Use {
 };
 
 // A gathered weight [F, K], row-major and contiguous, at a multiple of 64 bytes. Its contents do not change while it
-// lives. Move-only.
+// lives, also where it is mapped: at the update of the weight, or at close(), it gets memory of its own, at the same
+// address. To be read, unless WeightSpec::copied; a write to one that is mapped is a SIGSEGV. Move-only.
 class FullWeight {
  public:
   FullWeight() = default;
@@ -200,8 +208,8 @@ class FullWeight {
 
  private:
   friend class Consumptions;
-  std::shared_ptr<GatherMemory> memory_;  // null for memory of the shard itself
-  std::shared_ptr<const void> keeper_;    // that memory
+  std::shared_ptr<GatherMemory> memory_;  // null for memory of the shards themselves
+  std::shared_ptr<const void> keeper_;    // that memory, or the mapping
   const void* data_ = nullptr;
   uint32_t slot_ = 0;
   DType dtype_ = DType::kF32;
@@ -317,6 +325,8 @@ class Runtime {
   void start();
 
   WeightSpec spec(WeightId weight) const;
+  // Whether uses of it read the owners' memory. It may become false, where the process runs out of mappings.
+  bool is_mapped(WeightId weight) const;
   RowRange rows(WeightId weight) const;
   int64_t shard_rows(WeightId weight) const;  // with padding, of every rank
   int64_t version(WeightId weight) const;     // published last; 0 before start()

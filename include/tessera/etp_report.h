@@ -45,6 +45,7 @@ struct RuntimeReport {
   int64_t gradient_bytes = 0;
   int64_t gathered_bytes = 0;
   int64_t gathered_peak_bytes = 0;
+  int64_t mapped_bytes = 0;    // addresses of weights that are mapped; the memory is their owners'
   int64_t captured_bytes = 0;  // of both kinds of buffers: what captures have
   int64_t produced_bytes = 0;  // buffers of [F, K] gradients
   int64_t produced_peak_bytes = 0;
@@ -54,6 +55,7 @@ struct RuntimeReport {
   int64_t prefetched = 0;  // consumptions that found their weight gathered, or on its way
   int64_t on_demand = 0;
   int64_t in_place = 0;      // consumptions of the shard itself, where the group has one rank
+  int64_t mapped = 0;        // consumptions of all owners' memory, which copied nothing
   int64_t mispredicted = 0;  // prefetches that nobody consumed
   int64_t refused = 0;       // prefetches that did not fit cap_bytes
   int64_t over_cap = 0;      // buffers that took more than cap_bytes, for uses at one time that need more

@@ -66,6 +66,8 @@ void bind_report(nb::module_& module) {
               "Gradient rows in memory of the runtime: 0 where they are .grad or main_grad.")
       .def_ro("gathered_bytes", &Report::gathered_bytes, "Whole weights, in memory of this rank.")
       .def_ro("gathered_peak_bytes", &Report::gathered_peak_bytes, "At the most so far.")
+      .def_ro("mapped_bytes", &Report::mapped_bytes,
+              "Addresses of whole weights that are read in their owners' memory, and take none of their own.")
       .def_ro("produced_bytes", &Report::produced_bytes, "Buffers of whole gradients, in shared memory.")
       .def_ro("produced_peak_bytes", &Report::produced_peak_bytes, "At the most so far.")
       .def_ro("replicated_bytes", &Report::replicated_bytes,
@@ -74,6 +76,7 @@ void bind_report(nb::module_& module) {
       .def_ro("prefetched", &Report::prefetched, "Uses that found their weight gathered, or on its way.")
       .def_ro("on_demand", &Report::on_demand, "Uses that did not.")
       .def_ro("in_place", &Report::in_place, "Uses of the shard itself, where a replica has one rank.")
+      .def_ro("mapped", &Report::mapped, "Uses of the owners' memory, of which nothing was copied.")
       .def_ro("mispredicted", &Report::mispredicted, "Prefetches that nobody used.")
       .def_ro("refused", &Report::refused, "Prefetches that did not fit below cap_bytes.")
       .def_ro("over_cap", &Report::over_cap, "Buffers beyond cap_bytes, for uses at one time that need more.")
@@ -112,6 +115,22 @@ void bind_forecast(nb::module_& module) {
       });
 }
 
+Forecast forecast_of(const ModelToShard& model, int rank, int ranks, int replicas, const std::string& prefetch,
+                     int distance, int expert_distance, std::optional<int64_t> cap_bytes,
+                     const std::set<std::string>& graph_scope, bool moe_shared_expert_overlap, bool map_weights,
+                     std::optional<bool> check, bool paced) {
+  return etp::forecast_model(model, rank, ranks,
+                             {.replicas = replicas,
+                              .prefetch = prefetch_from(prefetch),
+                              .distance = distance,
+                              .expert_distance = expert_distance,
+                              .cap_bytes = cap_bytes,
+                              .map_weights = map_weights && !paced,
+                              .check = check,
+                              .graph_scope = graph_scope,
+                              .moe_shared_expert_overlap = moe_shared_expert_overlap});
+}
+
 // Its calls are those of EtpRuntime with the same names.
 void bind_model(nb::module_& module) {
   nb::class_<ModelToShard>(module, "EtpModel", "What would be told to an EtpRuntime; for a forecast without one.")
@@ -121,14 +140,15 @@ void bind_model(nb::module_& module) {
           [](ModelToShard& self, const std::string& name, int64_t rows, int64_t columns, const std::string& dtype,
              const std::string& format, const std::optional<std::string>& compute,
              const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen, bool native,
-             bool planes_only) {
+             bool planes_only, bool copied) {
             self.weights.push_back({spec_of(name, rows, columns, dtype, format, compute, accumulated, pad_for_alignment,
-                                            frozen, native, planes_only)});
+                                            frozen, native, planes_only, copied)});
             return self.weights.size() - 1;
           },
           nb::arg("name"), nb::arg("rows"), nb::arg("columns"), nb::arg("dtype"), nb::arg("format") = "",
           nb::arg("compute") = nb::none(), nb::arg("accumulated") = nb::none(), nb::arg("pad_for_alignment") = 16,
-          nb::arg("frozen") = false, nb::arg("native") = false, nb::arg("planes_only") = false)
+          nb::arg("frozen") = false, nb::arg("native") = false, nb::arg("planes_only") = false,
+          nb::arg("copied") = false)
       .def(
           "add_stack",
           [](ModelToShard& self, const std::string& name, int count, int64_t rows, int64_t columns,
@@ -136,7 +156,7 @@ void bind_model(nb::module_& module) {
              const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen, bool native,
              bool planes_only) {
             self.weights.push_back({spec_of(name, rows, columns, dtype, format, compute, accumulated, pad_for_alignment,
-                                            frozen, native, planes_only),
+                                            frozen, native, planes_only, true),
                                     count});
             return self.weights.size() - 1;
           },
@@ -153,23 +173,11 @@ void bind_model(nb::module_& module) {
             self.replicated.push_back(bytes_of(parse_dtype(dtype), elements));
           },
           nb::arg("elements"), nb::arg("dtype"))
-      .def(
-          "forecast",
-          [](const ModelToShard& self, int rank, int ranks, int replicas, const std::string& prefetch, int distance,
-             int expert_distance, std::optional<int64_t> cap_bytes, const std::set<std::string>& graph_scope,
-             bool moe_shared_expert_overlap) {
-            return etp::forecast_model(self, rank, ranks,
-                                       {.replicas = replicas,
-                                        .prefetch = prefetch_from(prefetch),
-                                        .distance = distance,
-                                        .expert_distance = expert_distance,
-                                        .cap_bytes = cap_bytes,
-                                        .graph_scope = graph_scope,
-                                        .moe_shared_expert_overlap = moe_shared_expert_overlap});
-          },
-          nb::arg("rank"), nb::arg("ranks"), nb::arg("replicas") = 1, nb::arg("prefetch") = "auto",
-          nb::arg("distance") = 1, nb::arg("expert_distance") = 2, nb::arg("cap_bytes") = nb::none(),
-          nb::arg("graph_scope") = std::set<std::string>(), nb::arg("moe_shared_expert_overlap") = false);
+      .def("forecast", forecast_of, nb::arg("rank"), nb::arg("ranks"), nb::arg("replicas") = 1,
+           nb::arg("prefetch") = "auto", nb::arg("distance") = 1, nb::arg("expert_distance") = 2,
+           nb::arg("cap_bytes") = nb::none(), nb::arg("graph_scope") = std::set<std::string>(),
+           nb::arg("moe_shared_expert_overlap") = false, nb::arg("map_weights") = true, nb::arg("check") = nb::none(),
+           nb::arg("paced") = false);
 }
 
 }  // namespace

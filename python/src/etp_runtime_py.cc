@@ -48,13 +48,14 @@ Runtime* make_runtime(const etp::ShardGroup& group, const std::string& reduction
                       int distance, int expert_distance, std::optional<int64_t> cap_bytes, const std::string& publish,
                       const std::string& nonfinite, int replicas, std::optional<bool> check, bool coalesce_amax,
                       const std::optional<std::string>& schedule_log, std::optional<double> stream_bytes_per_second,
-                      const std::set<std::string>& graph_scope, bool moe_shared_expert_overlap) {
+                      const std::set<std::string>& graph_scope, bool moe_shared_expert_overlap, bool map_weights) {
   etp::RuntimeOptions options{.replicas = replicas,
                               .scale = chosen("reduction", reduction, kReductions),
                               .prefetch = prefetch_from(prefetch),
                               .distance = distance,
                               .expert_distance = expert_distance,
                               .cap_bytes = cap_bytes,
+                              .map_weights = map_weights,
                               .publish = chosen("publish", publish, kPublications),
                               .coalesce_amax = coalesce_amax,
                               .nonfinite = chosen("nonfinite", nonfinite, kNonfinite),
@@ -72,10 +73,10 @@ Runtime* make_runtime(const etp::ShardGroup& group, const std::string& reduction
 WeightId add(Runtime& runtime, const std::string& name, int64_t rows, int64_t columns, const std::string& dtype,
              const std::string& format, const std::optional<std::string>& compute,
              const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen, bool native,
-             bool planes_only) {
+             bool planes_only, bool copied) {
   const nb::gil_scoped_release released;
   return runtime.add(spec_of(name, rows, columns, dtype, format, compute, accumulated, pad_for_alignment, frozen,
-                             native, planes_only));
+                             native, planes_only, copied));
 }
 
 std::vector<WeightId> add_stack(Runtime& runtime, const std::string& name, int count, int64_t rows, int64_t columns,
@@ -84,9 +85,9 @@ std::vector<WeightId> add_stack(Runtime& runtime, const std::string& name, int c
                                 const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen,
                                 bool native, bool planes_only) {
   const nb::gil_scoped_release released;
-  return runtime.add_stack(
-      spec_of(name, rows, columns, dtype, format, compute, accumulated, pad_for_alignment, frozen, native, planes_only),
-      count);
+  return runtime.add_stack(spec_of(name, rows, columns, dtype, format, compute, accumulated, pad_for_alignment, frozen,
+                                   native, planes_only, true),
+                           count);
 }
 
 // This rank's rows of all of them.
@@ -249,7 +250,9 @@ void bind_adding(nb::class_<Runtime>& bound) {
   bound
       .def("add", add, nb::arg("name"), nb::arg("rows"), nb::arg("columns"), nb::arg("dtype"), nb::arg("format") = "",
            nb::arg("compute") = nb::none(), nb::arg("accumulated") = nb::none(), nb::arg("pad_for_alignment") = 16,
-           nb::arg("frozen") = false, nb::arg("native") = false, nb::arg("planes_only") = false)
+           nb::arg("frozen") = false, nb::arg("native") = false, nb::arg("planes_only") = false,
+           nb::arg("copied") = false,
+           "copied: uses of it may write what they get; else it is to be read, as it may be the owners' memory.")
       .def("add_stack", add_stack, nb::arg("name"), nb::arg("count"), nb::arg("rows"), nb::arg("columns"),
            nb::arg("dtype"), nb::arg("format") = "", nb::arg("compute") = nb::none(),
            nb::arg("accumulated") = nb::none(), nb::arg("pad_for_alignment") = 16, nb::arg("frozen") = false,
@@ -278,6 +281,8 @@ void bind_weights(nb::class_<Runtime>& bound) {
           nb::arg("weight"))
       .def("shard_rows", &Runtime::shard_rows, nb::arg("weight"), "With padding, of every rank.")
       .def("version", &Runtime::version, nb::arg("weight"))
+      .def("is_mapped", &Runtime::is_mapped, nb::arg("weight"),
+           "Whether uses of it read the owners' memory, which they must not write.")
       .def("status", &Runtime::status, nb::arg("weight"))
       .def("shard", shard, nb::arg("weight"), nb::sig("def shard(self, weight: int) -> typing.Any"),
            "A DLPack capsule over this rank's rows; None where it has none.")
@@ -353,7 +358,7 @@ void bind_etp_runtime(nb::module_& module) {
             nb::arg("publish") = "update", nb::arg("nonfinite") = "error", nb::arg("replicas") = 1,
             nb::arg("check") = nb::none(), nb::arg("coalesce_amax") = true, nb::arg("schedule_log") = nb::none(),
             nb::arg("stream_bytes_per_second") = nb::none(), nb::arg("graph_scope") = std::set<std::string>(),
-            nb::arg("moe_shared_expert_overlap") = false);
+            nb::arg("moe_shared_expert_overlap") = false, nb::arg("map_weights") = true);
   bind_adding(bound);
   bind_weights(bound);
   bind_steps(bound);

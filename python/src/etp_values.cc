@@ -85,7 +85,7 @@ etp::PrefetchMode prefetch_from(const std::string& name) {
 etp::WeightSpec spec_of(const std::string& name, int64_t rows, int64_t columns, const std::string& dtype,
                         const std::string& format, const std::optional<std::string>& compute,
                         const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen, bool native,
-                        bool planes_only) {
+                        bool planes_only, bool copied) {
   const auto named = [](const std::optional<std::string>& each) {
     return each ? std::optional(parse_dtype(*each)) : std::nullopt;
   };
@@ -99,7 +99,8 @@ etp::WeightSpec spec_of(const std::string& name, int64_t rows, int64_t columns, 
           .pad_for_alignment = pad_for_alignment,
           .frozen = frozen,
           .native = native,
-          .planes_only = planes_only};
+          .planes_only = planes_only,
+          .copied = copied};
 }
 
 }  // namespace tessera::python

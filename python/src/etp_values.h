@@ -38,7 +38,7 @@ etp::PrefetchMode prefetch_from(const std::string& name);
 etp::WeightSpec spec_of(const std::string& name, int64_t rows, int64_t columns, const std::string& dtype,
                         const std::string& format, const std::optional<std::string>& compute,
                         const std::optional<std::string>& accumulated, int pad_for_alignment, bool frozen, bool native,
-                        bool planes_only);
+                        bool planes_only, bool copied);
 
 template <typename T>
 T* at_address(uintptr_t address) {

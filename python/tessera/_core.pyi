@@ -1006,6 +1006,12 @@ class Report:
         """At the most so far."""
 
     @property
+    def mapped_bytes(self) -> int:
+        """
+        Addresses of whole weights that are read in their owners' memory, and take none of their own.
+        """
+
+    @property
     def produced_bytes(self) -> int:
         """Buffers of whole gradients, in shared memory."""
 
@@ -1034,6 +1040,10 @@ class Report:
     @property
     def in_place(self) -> int:
         """Uses of the shard itself, where a replica has one rank."""
+
+    @property
+    def mapped(self) -> int:
+        """Uses of the owners' memory, of which nothing was copied."""
 
     @property
     def mispredicted(self) -> int:
@@ -1135,7 +1145,7 @@ class EtpModel:
 
     def __init__(self) -> None: ...
 
-    def add(self, name: str, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False, native: bool = False, planes_only: bool = False) -> int: ...
+    def add(self, name: str, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False, native: bool = False, planes_only: bool = False, copied: bool = False) -> int: ...
 
     def add_stack(self, name: str, count: int, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False, native: bool = False, planes_only: bool = False) -> int: ...
 
@@ -1144,7 +1154,7 @@ class EtpModel:
 
     def add_replicated(self, elements: int, dtype: str) -> None: ...
 
-    def forecast(self, rank: int, ranks: int, replicas: int = 1, prefetch: str = 'auto', distance: int = 1, expert_distance: int = 2, cap_bytes: int | None = None, graph_scope: Set[str] = ..., moe_shared_expert_overlap: bool = False) -> Forecast: ...
+    def forecast(self, rank: int, ranks: int, replicas: int = 1, prefetch: str = 'auto', distance: int = 1, expert_distance: int = 2, cap_bytes: int | None = None, graph_scope: Set[str] = ..., moe_shared_expert_overlap: bool = False, map_weights: bool = True, check: bool | None = None, paced: bool = False) -> Forecast: ...
 
 class GradientBuffer:
     """Room for a gradient in shared memory."""
@@ -1188,9 +1198,12 @@ class EtpStream:
 class EtpRuntime:
     """The weights of one model; tessera.etp is built on it."""
 
-    def __init__(self, group: ShardGroup, reduction: str = 'mean', prefetch: str = 'auto', distance: int = 1, expert_distance: int = 2, cap_bytes: int | None = None, publish: str = 'update', nonfinite: str = 'error', replicas: int = 1, check: bool | None = None, coalesce_amax: bool = True, schedule_log: str | None = None, stream_bytes_per_second: float | None = None, graph_scope: Set[str] = ..., moe_shared_expert_overlap: bool = False) -> None: ...
+    def __init__(self, group: ShardGroup, reduction: str = 'mean', prefetch: str = 'auto', distance: int = 1, expert_distance: int = 2, cap_bytes: int | None = None, publish: str = 'update', nonfinite: str = 'error', replicas: int = 1, check: bool | None = None, coalesce_amax: bool = True, schedule_log: str | None = None, stream_bytes_per_second: float | None = None, graph_scope: Set[str] = ..., moe_shared_expert_overlap: bool = False, map_weights: bool = True) -> None: ...
 
-    def add(self, name: str, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False, native: bool = False, planes_only: bool = False) -> int: ...
+    def add(self, name: str, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False, native: bool = False, planes_only: bool = False, copied: bool = False) -> int:
+        """
+        copied: uses of it may write what they get; else it is to be read, as it may be the owners' memory.
+        """
 
     def add_stack(self, name: str, count: int, rows: int, columns: int, dtype: str, format: str = '', compute: str | None = None, accumulated: str | None = None, pad_for_alignment: int = 16, frozen: bool = False, native: bool = False, planes_only: bool = False) -> list[int]:
         """Weights NAME[0], NAME[1], ..., which are a list of experts."""
@@ -1207,6 +1220,9 @@ class EtpRuntime:
         """With padding, of every rank."""
 
     def version(self, weight: int) -> int: ...
+
+    def is_mapped(self, weight: int) -> bool:
+        """Whether uses of it read the owners' memory, which they must not write."""
 
     def status(self, weight: int) -> EtpStatus: ...
 

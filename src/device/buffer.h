@@ -13,6 +13,7 @@ enum class BufferKind : uint8_t {
   kPrivate,
   kShared,  // peers can map it: tessera/memory.h
 };
+inline constexpr size_t kSharedPage = 4096;  // shared blocks of that many bytes and more begin at a multiple of it
 
 // A block that begins at a multiple of 64 bytes. Move-only. Destroy it only once no operation uses it.
 class Buffer {

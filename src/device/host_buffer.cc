@@ -11,7 +11,8 @@
 namespace tessera::device {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
+constexpr size_t kMinAlignment = 64;
+constexpr std::align_val_t kAlignment{kMinAlignment};
 constexpr int kPoison = 0xff;
 
 // A block of the process or of the shared heap, and its part of the device's account.
@@ -20,7 +21,7 @@ class HostMemory final : public Buffer::Memory {
   HostMemory(BufferKind kind, size_t bytes, bool poison, std::shared_ptr<std::atomic<size_t>> allocated)
       : bytes_(bytes), poison_(poison), allocated_(std::move(allocated)) {
     if (kind == BufferKind::kShared)
-      shared_ = SharedHeap::process().allocate(bytes);
+      shared_ = SharedHeap::process().allocate(bytes, bytes < kSharedPage ? kMinAlignment : kSharedPage);
     else
       private_ = static_cast<std::byte*>(::operator new(bytes, kAlignment));
     allocated_->fetch_add(bytes_, std::memory_order_relaxed);

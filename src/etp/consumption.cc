@@ -19,8 +19,12 @@ PrefetchOptions prefetch_options(const RuntimeOptions& options) {
           .cap_bytes = options.cap_bytes};
 }
 
-Consumptions::Consumptions(RuntimeContext& context, std::shared_ptr<GatherMemory> memory)
-    : context_(context), memory_(std::move(memory)), predictor_(prefetch_options(context.options)) {}
+Consumptions::Consumptions(RuntimeContext& context, std::shared_ptr<GatherMemory> memory,
+                           std::shared_ptr<WeightView::Shared> views)
+    : context_(context),
+      memory_(std::move(memory)),
+      views_(std::move(views)),
+      predictor_(prefetch_options(context.options)) {}
 
 GatherCost Consumptions::cost_of(const Unit& unit) {
   return gather_cost(unit.buffers, unit.weights.size() > 1, keys_);
@@ -169,6 +173,7 @@ void Consumptions::gather_now(Unit& unit, Plane plane, std::vector<uint32_t>& sl
 }
 
 bool Consumptions::is_small(const Unit& unit, Plane plane) const {
+  if (unit.is_mapped()) return false;
   const GatherCost& cost = predictor_.costs()[static_cast<size_t>(&unit - units_.data())];
   return cost.bytes(plane) <= context_.options.inline_bytes;
 }
@@ -189,7 +194,7 @@ void Consumptions::issue(std::span<const Prefetch> prefetches) {
     gathering.use = prefetch.use;
     const bool stale = std::ranges::any_of(unit.weights, [](const Parameter* p) { return p->publication.stale; });
     // What is not published yet is gathered when it is used, which publishes it.
-    if (!stale) {
+    if (!stale && !unit.is_mapped()) {
       gathering.needed_cap = cap_needed(prefetch.use);
       if (gathering.needed_cap == 0) {
         gathering.issued = Clock::steady().now();
@@ -225,6 +230,7 @@ std::vector<uint32_t> Consumptions::idle_list() {
 }
 
 void Consumptions::keep_list(std::vector<uint32_t> list) {
+  if (list.capacity() == 0) return;
   list.clear();
   idle_lists_.push_back(std::move(list));
 }
@@ -243,20 +249,6 @@ void Consumptions::arrive(const device::Event& gathered) {
     context_.device.wait_host(gathered, context_.group.deadline());
   else
     context_.compute->wait(gathered);
-}
-
-void Consumptions::note_use_in_place(const Parameter& p) const {
-  ++context_.counters.in_place;
-  if (context_.compute->runs_inline()) context_.note_host_read("use", p, p.shard->data(), p.shard->bytes());
-}
-
-void Consumptions::use_in_place(Parameter& p, FullWeight& out) {
-  out.keeper_ = p.shard;
-  out.data_ = p.shard->data();
-  out.dtype_ = p.weight.compute;
-  out.rows_ = p.weight.spec.rows;
-  out.columns_ = p.weight.columns();
-  out.version_ = static_cast<int64_t>(version_of(p));
 }
 
 FullWeight Consumptions::full_weight(const Parameter& p, uint32_t slot, const std::byte* data) const {
@@ -339,8 +331,13 @@ void Consumptions::acquire(std::span<Parameter* const> weights, Phase phase, con
 
   InFlight gathered;
   Exposure exposure{.weight = weights.front()->weight.id, .phase = phase, .micro_batch = use.micro_batch};
-  if (decision.taken) {
-    take_prefetched(unit, *decision.taken, gathered, exposure);
+  std::optional<uint64_t> taken = decision.taken;
+  if (unit.is_mapped()) {
+    if (taken) take(*std::exchange(taken, std::nullopt));
+    if (use_mapped(unit, exposure, out.front())) return issue(decision.issue);
+  }
+  if (taken) {
+    take_prefetched(unit, *taken, gathered, exposure);
   } else {
     exposure.began = Clock::steady().now();
     exposure.cause = cause_of(before);

@@ -15,6 +15,7 @@
 #include "etp/schedule/gather_cost.h"
 #include "etp/schedule/plan.h"
 #include "etp/schedule/predictor.h"
+#include "etp/weight_view.h"
 
 namespace tessera::etp {
 
@@ -24,7 +25,8 @@ PrefetchOptions prefetch_options(const RuntimeOptions& options);
 // Under the runtime's lock.
 class Consumptions {
  public:
-  Consumptions(RuntimeContext& context, std::shared_ptr<GatherMemory> memory);
+  Consumptions(RuntimeContext& context, std::shared_ptr<GatherMemory> memory,
+               std::shared_ptr<WeightView::Shared> views);
 
   // Something that is used as one: a weight, or a list of experts. `whole`: what has a buffer for all of them; null:
   // each has its own.
@@ -36,6 +38,17 @@ class Consumptions {
   // Fills `out`, one for each of `weights`: one weight, or all of a list of experts; of a stack the first of `out`
   // only.
   void acquire(std::span<Parameter* const> weights, Phase phase, const Use& use, std::span<FullWeight> out);
+
+  // Mapped weights (mapped_uses.cc) ----
+
+  // Peers know these weights now. Those that turn out not to be mappable are gathered from now on.
+  void map(std::span<Parameter* const> weights);
+  // This rank reads them no longer: who still has one keeps what it shows. Throws Error(kResourceExhausted).
+  void detach(std::span<Parameter* const> weights);
+  // The same of all; there are no further uses.
+  void close();
+  int64_t mapped_bytes() const { return views_->mapped.load(std::memory_order_relaxed); }
+  int64_t detached_bytes() const { return views_->detached.load(std::memory_order_relaxed); }
 
   // Captures (captured_uses.cc) ----
 
@@ -92,6 +105,8 @@ class Consumptions {
     Chain chain = Chain::kUngraphed;
     bool used = false;
     std::vector<ReadyGather> ready{};
+
+    bool is_mapped() const { return weights.size() == 1 && weights.front()->weight.mapped; }
   };
   struct InFlight {
     uint64_t id = 0;
@@ -132,6 +147,9 @@ class Consumptions {
   int unpublished_owner(const Unit& unit) const;
   void await_published(const Unit& unit);
   void use_in_place(Parameter& p, FullWeight& out);
+  bool make_view(Parameter& p);
+  // False if it cannot be mapped (any more). Waits for its owners to publish it.
+  bool use_mapped(Unit& unit, Exposure exposure, FullWeight& out);
   void note_use_in_place(const Parameter& p) const;
   FullWeight full_weight(const Parameter& p, uint32_t slot, const std::byte* data) const;
   ExposureCause cause_of(const PredictorCounters& before) const;
@@ -145,6 +163,7 @@ class Consumptions {
 
   RuntimeContext& context_;
   std::shared_ptr<GatherMemory> memory_;
+  std::shared_ptr<WeightView::Shared> views_;
   std::vector<Unit> units_;
   std::vector<uint32_t> unit_of_weight_;
   std::vector<uint32_t> unit_of_experts_;

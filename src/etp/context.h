@@ -50,6 +50,7 @@ struct RuntimeContext {
   device::Device& device;
   const RuntimeOptions& options;
   bool check = false;
+  bool maps = false;  // weights that can be
   std::shared_ptr<device::Stream> compute;
   SideStreams streams;
   RuntimeReport counters{};  // only what counts events

@@ -43,7 +43,7 @@ BufferKey buffer_key(const Parameter& p, Plane used) {
 GatherCost gather_cost(std::span<const Parameter* const> buffers, bool experts, BufferKeys& keys) {
   GatherCost cost{.chain = buffers.front()->weight.chain, .experts = experts};
   for (const Parameter* p : buffers) {
-    if (p->weight.no_gather) continue;
+    if (p->weight.no_gather || (p->weight.mapped && !experts)) continue;
     for (const Plane plane : {Plane::kRow, Plane::kColumn}) {
       if (plane == Plane::kColumn && !p->weight.format.planes().column) continue;
       const BufferKey key = buffer_key(*p, plane);

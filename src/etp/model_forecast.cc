@@ -31,6 +31,7 @@ class ModelOnRank {
       WeightSpec spec = weight.spec;
       if (weight.count > 1) spec.name = name_of_expert(weight.spec.name, i);
       p->weight = shard_weight(static_cast<WeightId>(parameters_.size()), spec, rank_, shards_, scope_);
+      p->weight.mapped = is_mapped(p->weight, options_);
       p->shard = std::make_shared<device::Buffer>();
       p->experts = list;
       p->expert_index = static_cast<uint32_t>(i);

@@ -1,5 +1,7 @@
 #include "etp/parameter.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -226,6 +228,19 @@ ShardedWeight shard_weight(WeightId id, const WeightSpec& spec, int rank, int sh
   return weight;
 }
 
+bool is_whole_pages(const ShardedWeight& w) {
+  static const int64_t page = ::sysconf(_SC_PAGESIZE);
+  if (w.no_gather || w.format.quantised() || w.format.dtype() != w.compute) return false;
+  const int64_t bytes = bytes_of(w.compute, w.sharding.per_rank * w.columns());
+  return bytes % page == 0 && page <= static_cast<int64_t>(device::kSharedPage);
+}
+
+bool is_mapped(const ShardedWeight& w, const RuntimeOptions& options) {
+  const bool inline_compute = options.compute == nullptr || options.compute->runs_inline();
+  return options.map_weights && !options.check.value_or(false) && !options.gather_bytes_per_second && inline_compute &&
+         !w.spec.copied && is_whole_pages(w) && bytes_of(w.compute, w.spec.rows * w.columns()) > options.inline_bytes;
+}
+
 std::unique_ptr<Parameter> make_parameter(ShardedWeight weight, device::Device& device) {
   const auto bytes = static_cast<size_t>(bytes_of(weight.spec.dtype, weight.elements()));
   device::Buffer shard;
@@ -263,6 +278,7 @@ std::unique_ptr<Parameter> whole_of(std::span<Parameter* const> stack) {
   whole->shard = std::make_shared<device::Buffer>(first.shard->data(), first.shard->bytes() * stack.size(),
                                                   first.shard->kind(), std::make_unique<PartOfBlock>(first.shard));
   for (size_t i = 0; i < whole->wire_bytes.size(); ++i) whole->wire_bytes[i] = first.wire_bytes[i] * count;
+  whole->weight.mapped = false;
   whole->first_expert = &first;
   return whole;
 }

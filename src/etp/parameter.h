@@ -21,6 +21,8 @@
 
 namespace tessera::etp {
 
+class WeightView;
+
 bool is_weight_dtype(DType dtype);  // f32, bf16 or f16
 
 // What is the same on all ranks, except `replica` and `rows`.
@@ -37,6 +39,7 @@ struct ShardedWeight {
   Chain chain = Chain::kUngraphed;
   bool in_place = true;    // peers read the shard itself
   bool no_gather = false;  // a replica has one rank, which reads the shard itself
+  bool mapped = false;     // a use of it by itself reads the owners' memory
 
   const std::string& name() const { return spec.name; }
   int64_t columns() const { return spec.columns; }
@@ -51,6 +54,10 @@ struct ShardedWeight {
 // Throws Error(kInvalidArgument), naming the weight, for a spec that cannot be.
 // `rank` is that of a group of `shards * replicas` ranks.
 ShardedWeight shard_weight(WeightId id, const WeightSpec& spec, int rank, int shards, const GraphScope& scope);
+// Whether a gather of it would copy whole pages of each owner, and nothing else.
+bool is_whole_pages(const ShardedWeight& weight);
+// Whether it is mapped by a runtime with these options, which are resolved().
+bool is_mapped(const ShardedWeight& weight, const RuntimeOptions& options);
 
 // The published side: what this rank shows of its rows, and how it reads everybody's.
 struct Publication {
@@ -84,6 +91,7 @@ struct Parameter {
   const void* master = nullptr;           // of native weights; null while there is none
   DType master_dtype = DType::kF32;
   Publication publication;
+  std::shared_ptr<WeightView> view;  // where it is mapped
   GradientRows gradient;
   std::array<int64_t, 2> wire_bytes{};  // of a gather of each plane
   bool started = false;                 // peers know it

@@ -6,16 +6,19 @@
 #include "etp/model_forecast.h"
 #include "etp/runtime_impl.h"
 #include "etp/schedule/plan.h"
+#include "etp/weight_view.h"
 #include "layout/text_reader.h"
 
 namespace tessera::etp {
 
 WeightStatus RuntimeImpl::status(WeightId weight) const {
   const Parameter& p = context_.parameter(weight);
-  WeightStatus status{.gather = std::string(to_string(memory_->state_of(weight))),
-                      .reduction = std::string(to_string(gradients_.state_of(weight))),
-                      .prev = consumptions_.before(p),
-                      .next = consumptions_.after(p)};
+  const bool leased = p.view != nullptr && p.view->leased();
+  WeightStatus status{
+      .gather = std::string(to_string(leased ? WeightState::kDataReadySync : memory_->state_of(weight))),
+      .reduction = std::string(to_string(gradients_.state_of(weight))),
+      .prev = consumptions_.before(p),
+      .next = consumptions_.after(p)};
   if (p.experts != 0) status.expert = p.expert_index;
   return status;
 }
@@ -50,8 +53,9 @@ RuntimeReport RuntimeImpl::report() const {
   for (const CacheReport::Pool& pool : cache.pools)
     report.keys.push_back(
         {.key = to_string(pool.key), .bytes = pool.bytes, .peak_bytes = pool.most_held * pool.key.bytes()});
-  report.gathered_bytes = cache.bytes;
-  report.gathered_peak_bytes = cache.most_bytes;
+  report.mapped_bytes = consumptions_.mapped_bytes();
+  report.gathered_bytes = cache.bytes + consumptions_.detached_bytes();
+  report.gathered_peak_bytes = std::max(cache.most_bytes, report.gathered_bytes);
   report.produced_bytes = static_cast<int64_t>(pool_->bytes());
   report.produced_peak_bytes = static_cast<int64_t>(pool_->peak_bytes());
   report.captured_bytes = cache.captured_bytes + static_cast<int64_t>(captured_pool_->bytes());

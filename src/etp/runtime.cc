@@ -104,6 +104,11 @@ WeightSpec Runtime::spec(WeightId weight) const {
   return impl_->context_.parameter(weight).weight.spec;
 }
 
+bool Runtime::is_mapped(WeightId weight) const {
+  const RuntimeImpl::Call call(*impl_);
+  return impl_->context_.parameter(weight).weight.mapped;
+}
+
 RowRange Runtime::rows(WeightId weight) const {
   const RuntimeImpl::Call call(*impl_);
   const ShardedWeight& w = impl_->context_.parameter(weight).weight;

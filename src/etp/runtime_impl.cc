@@ -37,6 +37,7 @@ RuntimeContext make_context(const ShardGroup& group, const RuntimeOptions& optio
           .device = ranks.device(),
           .options = options,
           .check = options.check.value_or(false),
+          .maps = !ranks.backend().needs_matched_order,
           .compute = compute_of(options, ranks.device()),
           .streams = SideStreams(ranks, options),
           .scope = scope_of(options.graph_scope, options.moe_shared_expert_overlap)};
@@ -80,7 +81,7 @@ RuntimeImpl::RuntimeImpl(ShardGroup group, RuntimeOptions options)
       captured_pool_(
           std::make_shared<GradientPool>(group_.keeper(), context_.device, device::BufferKind::kPrivate, false)),
       publisher_(context_),
-      consumptions_(context_, memory_),
+      consumptions_(context_, memory_, std::make_shared<WeightView::Shared>(group_.keeper(), context_.device)),
       gradients_(context_, pool_, captured_pool_),
       replicated_(context_) {
   context_.group.claim();
@@ -128,6 +129,7 @@ void RuntimeImpl::close() {
   for (const auto& p : context_.parameters) p->publication.current->store(false);  // whoever has rows may write them
   context_.streams.close(Deadline::after(kStreamsEnd));
   await_compute();
+  consumptions_.close();
   memory_->close();
   pool_->close();
   captured_pool_->close();
@@ -152,6 +154,7 @@ WeightId RuntimeImpl::add(const WeightSpec& spec) {
 }
 
 WeightId RuntimeImpl::add(std::unique_ptr<Parameter> parameter) {
+  parameter->weight.mapped = context_.maps && is_mapped(parameter->weight, options_);
   context_.parameters.push_back(std::move(parameter));
   consumptions_.add(*context_.parameters.back());
   gradients_.add(*context_.parameters.back());
@@ -240,6 +243,7 @@ void RuntimeImpl::start() {
   for (const auto& p : context_.parameters)
     if (!p->started) fresh.push_back(p.get());
   exchange_memory(context_.group, fresh);
+  consumptions_.map(fresh);
   gradients_.start();
   for (const Parameter* p : fresh) context_.note_host_write("load", *p, p->shard->data(), p->shard->bytes());
   publish_with_masters(fresh);

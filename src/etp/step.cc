@@ -110,6 +110,7 @@ void RuntimeImpl::begin_update(std::span<const WeightId> weights) {
   gradients_.keep(drain(false));
   consumptions_.begin_update();
   context_.compute->synchronize(context_.group.deadline());
+  consumptions_.detach(list);
   ++context_.updates;
   context_.group.set(Word::kRetired, collective::kWholeRank, context_.updates);
   if (!mutated(Mutation::kRetireNotAwaited))

@@ -23,6 +23,7 @@ class Config:
     distance: int = 1
     expert_distance: int = 2
     cap_bytes: int | None = None
+    map_weights: bool = True
     coalesce_amax_allreduce: bool = True
     check_param_states: bool = True
     async_reduction: bool = True
@@ -53,6 +54,9 @@ def update_config(**options: Any) -> None:
         distance: How many uses ahead.
         expert_distance: The same for lists of experts.
         cap_bytes: Of gathered weights; what does not fit is gathered when it is used. None: no limit.
+        map_weights: Weights of nn.Linear, nn.Embedding, Conv1D and layers of this package that travel as they are, and
+            whose shards are whole pages, are not copied: their modules read the owners' memory. Not with check= and
+            stream_bytes_per_second=. False: all are copied.
         coalesce_amax_allreduce: The largest values of all weights that are quantised together are exchanged at once;
             False: one after the other. The same bits.
         check_param_states: Every transition of a weight's state is checked; this cannot be turned off.
@@ -78,7 +82,7 @@ def update_config(**options: Any) -> None:
 def _checked(name: str, value: Any) -> Any:
     if name == "prefetch":
         return choice(name, value, ("auto", "on", "off"))
-    if name in ("weight_prefetch", "coalesce_amax_allreduce", "async_reduction"):
+    if name in ("weight_prefetch", "map_weights", "coalesce_amax_allreduce", "async_reduction"):
         return flag(name, value)
     if name == "check_param_states":
         if not flag(name, value):

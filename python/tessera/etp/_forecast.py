@@ -10,9 +10,10 @@ from .. import _core
 from .._arguments import whole
 from .._core import Forecast
 from .._errors import AlreadyExistsError, InvalidArgumentError
-from ._autograd.modules import Constructed, has_group
+from ._autograd.modules import Constructed, has_group, only_reads
 from ._choice import Chosen, Filter, Named, Pattern, Shapes, choose, matrix_of
 from ._compile import uncompiled
+from ._config import is_inline
 from ._making import add_to_forecast, forecast_with_options
 from ._refusals import require_shardable
 from ._report import sharded_model
@@ -97,7 +98,8 @@ def _told(
             continue
         of = shapes.places[id(parameter)]
         matrix = None if shapes.is_stack(name, parameter, of) else matrix_of(parameter.shape, of)
-        spec = (how.format, compute_dtype, how.native, how.planes_only)
+        copied = is_inline(None) or not all(only_reads(module, place) for module, place in of)
+        spec = (how.format, compute_dtype, how.native, how.planes_only, copied)
         places[name] = add_to_forecast(told, name, parameter, matrix, *spec)
     for names in lists:
         told.add_experts([places[name] for name in names])

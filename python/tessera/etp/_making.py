@@ -43,6 +43,7 @@ def make_runtime(
         stream_bytes_per_second=config.stream_bytes_per_second,
         graph_scope=set(graphs.names),
         moe_shared_expert_overlap=graphs.moe_shared_expert_overlap,
+        map_weights=config.map_weights,
     )
 
 
@@ -55,15 +56,17 @@ def add_weight(
     compute_dtype: torch.dtype | None = None,
     native: bool = False,
     planes_only: bool = False,
+    copied: bool = True,
 ) -> Weight:
     """Keeps this rank's rows of `full`. Peers know of it once the runtime has been started, again if it was.
 
     Args:
         native: The shard is what travels, and the parameter's rows are memory of this rank's own.
         planes_only: That memory is not kept: drop_rows() once the runtime has been started.
+        copied: Uses get tensors that may be written. False: those of modules that only read what they gather.
     """
     computed = _computed(full, format, compute_dtype)
-    number = model.runtime.add(name, matrix[0], matrix[1], *_spec(full, format, computed), native, planes_only)
+    number = model.runtime.add(name, matrix[0], matrix[1], *_spec(full, format, computed), native, planes_only, copied)
     weight = Weight(model, [number], name, full, matrix, format, computed, native, planes_only)
     model.weights.append(weight)
     return weight
@@ -99,13 +102,14 @@ def add_to_forecast(
     compute_dtype: torch.dtype | None,
     native: bool,
     planes_only: bool,
+    copied: bool,
 ) -> int:
     """What add_weight(), or without a matrix add_stack(), would tell a runtime."""
     spec = _spec(full, format, _computed(full, format, compute_dtype))
     if matrix is None:
         count, rows, columns = full.shape
         return model.add_stack(name, count, rows, columns, *spec, native, planes_only)
-    return model.add(name, matrix[0], matrix[1], *spec, native, planes_only)
+    return model.add(name, matrix[0], matrix[1], *spec, native, planes_only, copied)
 
 
 def forecast_with_options(model: _core.EtpModel, rank: int, ranks: int, replicas: int) -> _core.Forecast:
@@ -120,6 +124,9 @@ def forecast_with_options(model: _core.EtpModel, rank: int, ranks: int, replicas
         config.cap_bytes,
         set(graphs.names),
         graphs.moe_shared_expert_overlap,
+        config.map_weights,
+        config.check,
+        config.stream_bytes_per_second is not None,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from .._arguments import whole
 from .._errors import AlreadyExistsError, InvalidArgumentError
-from ._autograd.modules import Constructed, has_group, put, sharded_class, unsharded_class
+from ._autograd.modules import Constructed, has_group, only_reads, put, sharded_class, unsharded_class
 from ._choice import Chosen, Filter, Pattern, Place, Shapes, choose, matrix_of
 from ._compile import leave_out_of_graphs, uncompiled
 from ._config import is_inline
@@ -243,8 +243,9 @@ class _Cut:
             )
         else:
             matrix = matrix_of(full.shape, places)
+            copied = sharded.inline or not all(only_reads(module, place) for module, place in places)
             weight = add_weight(
-                sharded, name, full, matrix, how.format, self.compute_dtype, how.native, how.planes_only
+                sharded, name, full, matrix, how.format, self.compute_dtype, how.native, how.planes_only, copied
             )
         parameter = weight.parameter
         if full.grad is not None:

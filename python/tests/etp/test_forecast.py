@@ -86,12 +86,13 @@ def test_it_is_that_of_the_sharded_model(ranks: int, replicas: int) -> None:
 def test_a_model_of_any_size_is_possible() -> None:
     with torch.device("meta"):
         model = torch.nn.Sequential(*[torch.nn.Linear(1 << 16, 1 << 16, bias=False) for _ in range(40)])
-    with configured(prefetch="on"):
-        told = etp.forecast(model, 8)
     whole = 4 << 32
-    assert (told.parameters, told.gradients) == (40 * whole // 8, 40 * whole // 8)
-    assert (told.gathered, told.produced, told.publication) == (2 * whole, 3 * whole, 0)
-    assert told.total == told.parameters + told.gradients + told.gathered + told.produced + told.replicated
+    for maps in (True, False):
+        with configured(prefetch="on", map_weights=maps):
+            told = etp.forecast(model, 8)
+        assert (told.parameters, told.gradients) == (40 * whole // 8, 40 * whole // 8)
+        assert (told.gathered, told.produced, told.publication) == (0 if maps else 2 * whole, 3 * whole, 0)
+        assert told.total == told.parameters + told.gradients + told.gathered + told.produced + told.replicated
 
 
 def test_what_cannot_be_told_is_refused() -> None:

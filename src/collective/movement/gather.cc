@@ -66,15 +66,7 @@ class PublishedCondition final : public WordsCondition {
   };
 
   bool is_published(const Wanted& wanted) const {
-    const GatherPart& part = *wanted.part;
-    const uint64_t published = group().get(wanted.owner, Word::kPublished, part.slot);
-    const uint64_t version = version_of(part);
-    if (published > version)
-      fail(ErrorCode::kMismatch,
-           "{} has published version {} of {}, and rank {} still reads version {}: it wrote a new one before all "
-           "ranks retired the old one"_message,
-           group().describe(wanted.owner), published, part.weight, group().rank(), version);
-    return published == version;
+    return collective::is_published(group(), wanted.owner, *wanted.part);
   }
   std::vector<device::WordEdge> edges() const {
     std::vector<device::WordEdge> edges;
@@ -174,6 +166,17 @@ std::shared_ptr<const device::Operation> operation_of(Group& group, std::vector<
 }
 
 }  // namespace
+
+bool is_published(const Group& group, int owner, const GatherPart& part) {
+  const uint64_t published = group.get(owner, Word::kPublished, part.slot);
+  const uint64_t version = version_of(part);
+  if (published > version)
+    fail(ErrorCode::kMismatch,
+         "{} has published version {} of {}, and rank {} still reads version {}: it wrote a new one before all ranks "
+         "retired the old one"_message,
+         group.describe(owner), published, part.weight, group.rank(), version);
+  return published == version;
+}
 
 void check_published(const PublishedWeight& published, int ranks, std::string_view weight) {
   int64_t next = 0;

@@ -49,6 +49,9 @@ struct GatherPart {
   std::string_view weight;  // its name, for messages and the trace; outlives the operation
 };
 
+// Whether the owner has published exactly the version wanted. Throws Error(kMismatch) if it has published a newer one.
+bool is_published(const Group& group, int owner, const GatherPart& part);
+
 // Enqueues on `stream`; does not block. The parts' memory must live until the operations have run, which an event
 // recorded afterwards tells. Errors of the operations, which poison the stream: a newer version than wanted is
 // published (kMismatch), the group failed. Plain rows are cast where the dtypes differ.

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <random>
+#include <string_view>
 
 #include "etp/schedule/chains.h"
 #include "etp/testing/generated_math.h"
@@ -10,6 +11,16 @@
 namespace tessera::etp {
 
 using generated::mixed;
+
+namespace {
+
+constexpr const char* kFormats[] = {"", "", "", "bf16", "mxfp8", "nvfp4", "fp8_e4m3", "fp8_block_128x128"};
+
+bool is_quantised(std::string_view format) {
+  return !format.empty() && format != "bf16";
+}
+
+}  // namespace
 
 GeneratedModel GeneratedModel::of(uint64_t seed) {
   std::mt19937_64 random(seed * 2654435761 + 17);
@@ -23,7 +34,7 @@ GeneratedModel GeneratedModel::of(uint64_t seed) {
   model.evaluates = draw(0, 3) == 0;
   model.skips = draw(0, 1) == 0;
   model.async_compute = draw(0, 1) == 0;
-  const char* const formats[] = {"", "", "", "bf16", "mxfp8", "nvfp4", "fp8_e4m3", "fp8_block_128x128"};
+  model.maps = mixed(seed, 0, 12, 0) % 4 == 0;
   const int depth = draw(1, 6);
   for (int l = 0; l < depth; ++l) {
     Layer layer;
@@ -31,18 +42,18 @@ GeneratedModel GeneratedModel::of(uint64_t seed) {
     if (!experts && l > 1 && draw(0, 4) == 0) {
       layer = model.layers[static_cast<size_t>(draw(0, l - 1))];  // tied
     } else {
-      WeightSpec spec{.rows = draw(1, 70), .columns = draw(1, 6) * 4, .format = formats[draw(0, 7)]};
+      WeightSpec spec{.rows = draw(1, 70), .columns = draw(1, 6) * 4, .format = kFormats[draw(0, 7)]};
       if (!model.weights.empty() && draw(0, 1) == 0) {  // weights that share buffers
         spec.rows = model.weights.back().rows;
         spec.columns = model.weights.back().columns;
         spec.format = model.weights.back().format;
       }
+      if (model.maps && spec.format.empty()) spec.columns = 64;  // 16 rows are a page
       if (spec.format == "bf16" && draw(0, 1) == 0) spec.compute = DType::kF32;
       if (draw(0, 4) == 0) spec.gradient = DType::kBF16;
       if (draw(0, 6) == 0) spec.accumulated = DType::kBF16;
       spec.frozen = draw(0, 6) == 0;
-      const bool quantised = !spec.format.empty() && spec.format != "bf16";
-      spec.native = quantised && mixed(seed, static_cast<uint64_t>(l), 11, 0) % 2 == 0;
+      spec.native = is_quantised(spec.format) && mixed(seed, static_cast<uint64_t>(l), 11, 0) % 2 == 0;
       spec.planes_only = spec.native && spec.frozen;
       const int count = experts ? draw(2, 3) : 1;
       layer.stacked = experts && seed % 2 == 0;
@@ -62,8 +73,8 @@ GeneratedModel GeneratedModel::of(uint64_t seed) {
                    .prefetch = draw(0, 7) == 0 ? PrefetchMode::kOff : PrefetchMode::kOn,
                    .distance = draw(0, 3),
                    .expert_distance = draw(0, 3),
-                   .inline_bytes = draw(0, 3) == 0 ? 4096 : 0,
-                   .check = true};
+                   .inline_bytes = draw(0, 3) == 0 && !model.maps ? 4096 : 0,
+                   .check = !model.maps};
   if (draw(0, 3) == 0) model.options.cap_bytes = draw(0, 40000);
   if (draw(0, 1) == 0) model.options.graph_scope = {"attn"};
   if (draw(0, 2) == 0) model.options.graph_scope.insert("moe");
@@ -74,10 +85,11 @@ GeneratedModel GeneratedModel::of(uint64_t seed) {
 
 std::string GeneratedModel::to_string() const {
   return fmt::format(
-      "seed {}: {} ranks, {} steps of {} micro-batches{}{}{}{}{}, {} weights in {} layers, distance {}, {}", seed,
+      "seed {}: {} ranks, {} steps of {} micro-batches{}{}{}{}{}{}, {} weights in {} layers, distance {}, {}", seed,
       ranks, steps, micro_batches, drain_each ? ", each drained" : "", evaluates ? ", evaluation" : "",
-      skips ? ", skips" : "", async_compute ? ", asynchronous" : "", captures ? ", captures" : "", weights.size(),
-      layers.size(), options.distance, options.cap_bytes ? fmt::format("cap {}", *options.cap_bytes) : "no cap");
+      skips ? ", skips" : "", async_compute ? ", asynchronous" : "", captures ? ", captures" : "", maps ? ", maps" : "",
+      weights.size(), layers.size(), options.distance,
+      options.cap_bytes ? fmt::format("cap {}", *options.cap_bytes) : "no cap");
 }
 
 bool GeneratedModel::skipped(int rank, int step, int micro_batch, size_t layer) const {
@@ -115,6 +127,7 @@ TrainingResult room_for(const GeneratedModel& model) {
   result.outputs.resize(ranks);
   result.added.resize(ranks);
   result.replays.resize(ranks);
+  result.mapped.resize(ranks);
   return result;
 }
 

@@ -28,6 +28,7 @@ struct GeneratedModel {
   bool evaluates = false;  // a forward pass without gradients between steps
   bool skips = false;      // ranks leave out experts, and backwards end early, at random
   bool async_compute = false;
+  bool maps = false;      // weights that can be, unless they are computed with asynchronously
   bool captures = false;  // rows of graphed layers
   int captures_live = 1;  // steps; then they are captured again
   std::vector<WeightSpec> weights;
@@ -57,6 +58,7 @@ struct TrainingResult {
   // Of each rank; the unsharded program has none:
   std::vector<std::vector<std::vector<Added>>> added{};  // at each drain
   std::vector<int64_t> replays{};                        // of captures
+  std::vector<int64_t> mapped{};                         // uses
 };
 
 // The unsharded program, in plain loops over full weights.

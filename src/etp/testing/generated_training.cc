@@ -54,7 +54,9 @@ class RankTrainer {
     }
     compute_->synchronize(Deadline::after(seconds(60)));
     keep_weights();
-    result_.replays[static_cast<size_t>(rank_)] = runtime_->report().replays;
+    const RuntimeReport report = runtime_->report();
+    result_.replays[static_cast<size_t>(rank_)] = report.replays;
+    result_.mapped[static_cast<size_t>(rank_)] = report.mapped;
   }
 
  private:

@@ -30,7 +30,7 @@ TEST(RecordedTest, NothingIsLeftUnorderedInAnyScheduleOfAnyModel) {
   const int models = from_environment("TESSERA_ETP_MODELS", kModels);
   const int schedules = from_environment("TESSERA_ETP_SCHEDULES", kSchedules);
   size_t records = 0, accesses = 0;
-  int64_t replays = 0;
+  int64_t replays = 0, mapped = 0;
   for (int seed = first; seed < first + models; ++seed) {
     const GeneratedModel model = GeneratedModel::of(static_cast<uint64_t>(seed));
     const TrainingResult expected = train_unsharded(model);
@@ -44,10 +44,12 @@ TEST(RecordedTest, NothingIsLeftUnorderedInAnyScheduleOfAnyModel) {
       records += run.report.records;
       accesses += run.report.accesses;
       replays += std::accumulate(found.replays.begin(), found.replays.end(), int64_t{0});
+      mapped += std::accumulate(found.mapped.begin(), found.mapped.end(), int64_t{0});
     }
   }
   if (models >= kModels) {
     EXPECT_GT(replays, models * schedules);
+    EXPECT_GT(mapped, models * schedules);
   }
   std::printf(
       "%d models, %d schedules each: %zu records, %zu accesses, %lld replays, no conflict, no fault, no deadlock\n",

@@ -122,12 +122,22 @@ class Embedding(torch.autograd.Function):
             return None, None, None, None, None
         (indices,) = ctx.saved_tensors
         buffer, into = weight.room()
-        # index_add_ would add in another order in bf16 and f16.
-        into.copy_(
-            torch.ops.aten.embedding_dense_backward(gradient, indices, weight.matrix[0], ctx.padding, ctx.by_frequency)
-        )
+        _embedding_gradient(gradient, indices, ctx.padding, ctx.by_frequency, into)
         weight.produce(buffer)
         return None, None, None, None, None
+
+
+def _embedding_gradient(
+    gradient: torch.Tensor, indices: torch.Tensor, padding: int, by_frequency: bool, into: torch.Tensor
+) -> None:
+    """As autograd's, with its bits."""
+    if gradient.dtype is not torch.float32 or into.dtype is not torch.float32 or padding >= 0 or by_frequency:
+        # index_add_ rounds bf16 and f16 otherwise.
+        rows = into.shape[0]
+        into.copy_(torch.ops.aten.embedding_dense_backward(gradient, indices, rows, padding, by_frequency))
+        return
+    # The same additions in the same order, without a second matrix.
+    into.zero_().index_add_(0, indices.reshape(-1), gradient.reshape(-1, into.shape[1]))
 
 
 apply_linear_function = applied(Linear)

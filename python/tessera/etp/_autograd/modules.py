@@ -103,6 +103,11 @@ def unsharded_class(kind: type) -> type:
     return getattr(kind, "unsharded", kind)
 
 
+def only_reads(module: torch.nn.Module, name: str) -> bool:
+    """Whether uses of that weight by the module, once it is sharded, are those of this package, which write nothing."""
+    return isinstance(module, Constructed) or (name == "weight" and sharded_class(module) is not None)
+
+
 def put(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
     """In the place of another parameter. Recurrent modules keep lists of theirs, which follow assignments."""
     if isinstance(module, torch.nn.RNNBase):

@@ -95,7 +95,7 @@ class Matrix:
     def gather(
         self, phase: str, expects_backward: bool = False, version: int | None = None
     ) -> tuple[torch.Tensor, int]:
-        """All rows, in memory that goes back when nobody can reach it; and their version."""
+        """All rows, to be read, in memory that goes back when nobody can reach it; and their version."""
         model = self.model
         batch = model.micro_batch
         first = batch == 0 and phase == "fwd"
@@ -106,7 +106,11 @@ class Matrix:
         """In the logical shape and the parameter's dtype, for a forward."""
         phase = self.model.phase()
         full, version = self.gather(phase, expects_backward and will_return(phase))
-        return full.to(self.dtype).view(self.shape), version
+        return self.own(full).to(self.dtype).view(self.shape), version
+
+    def own(self, full: torch.Tensor) -> torch.Tensor:
+        """Of what has been gathered: for operations that may write it."""
+        return full.clone() if self.model.runtime.is_mapped(self.number) else full
 
     # --- gradients
 

@@ -290,7 +290,15 @@ class Layer(Constructed):
             return made
         made = full
         if model is not None and declared.sharded:
-            weight = add_weight(model, f"{self.name}.{name}", full, full.shape, self.weight_format, native=self.native)
+            weight = add_weight(
+                model,
+                f"{self.name}.{name}",
+                full,
+                full.shape,
+                self.weight_format,
+                native=self.native,
+                copied=self._policy.inline,
+            )
             weight.fuses = self.fuse_wgrad_accumulation
             made = weight.parameter
         elif model is not None and model.core.size > 1:
