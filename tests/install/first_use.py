@@ -1,4 +1,5 @@
-"""What a user does first with the installed package: imports it, moves tensors between two processes, asks the doctor.
+"""What a user does first with the installed package: imports it, moves tensors between two processes, asks the doctor,
+and, with torch, trains a model that two processes share.
 
     first_use.py FOLDER [TORCH]
 
@@ -55,6 +56,37 @@ def inference(store: str, wanted: str) -> None:
     assert (received == numpy.arange(96).reshape(12, 8)).all(), received
 
 
+def trained(torch, model, micro_batches: list[list[int]], scale: float) -> None:
+    """A step of AdamW for each list, the second of which differentiates with respect to one weight only."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step, numbers in enumerate(micro_batches):
+        for number in numbers:
+            x = torch.arange(8) + number
+            loss = model(x).square().mean() * scale
+            loss.backward(inputs=[model[1].weight] if step == 1 else None)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def rank(store: str, number: str) -> None:
+    """One of two that share a model: its weights become those of plain torch in one process."""
+    import torch
+    from tessera import etp
+
+    torch.set_num_threads(1)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(torch.nn.Sequential(torch.nn.Embedding(16, 64), torch.nn.Linear(64, 64), torch.nn.GELU()))
+    plain, model = models
+    trained(torch, plain, [[0, 1], [2, 3], [4, 5]], 0.5)
+    with etp.init_group(store=store, rank=int(number), size=2, timeout=LIMIT) as group:
+        etp.shard_module_(model, group, min_elements=0)
+        trained(torch, model, [[int(number) + 2 * step] for step in range(3)], 1.0)
+        for ours, theirs in zip(model.parameters(), plain.parameters()):
+            assert torch.equal(etp.logical(ours), theirs), (ours, theirs)
+
+
 def import_it(folder: str, wanted: str) -> None:
     """Checks the import: its place, version and libraries, and that it does not import torch."""
     import asyncio  # noqa: F401  brings Python's own OpenSSL
@@ -79,7 +111,12 @@ def import_it(folder: str, wanted: str) -> None:
 
 def move(store: str, wanted: str) -> None:
     """Transfers tensors between two processes through `store`."""
-    ends = [subprocess.Popen([sys.executable, __file__, name, store, wanted]) for name in ("trainer", "inference")]
+    both([("trainer", store, wanted), ("inference", store, wanted)])
+
+
+def both(processes: list[tuple[str, str, str]]) -> None:
+    """Runs actions of this program beside each other."""
+    ends = [subprocess.Popen([sys.executable, __file__, *each]) for each in processes]
     try:
         assert [end.wait(2 * LIMIT) for end in ends] == [0, 0]
     finally:
@@ -94,6 +131,8 @@ def main(folder: str, wanted: str = "") -> None:
     with tempfile.TemporaryDirectory() as work:
         os.environ["TESSERA_RUNTIME_DIR"] = f"{work}/run"
         move("auto", wanted)
+        if wanted:
+            both([("rank", "auto", "0"), ("rank", "auto", "1")])
         # `tessera store` uses OpenSSL (for proofs) and SQLite (for its file).
         serving = [*command, "store", "--listen", "127.0.0.1:0", "--json", "--data", f"{work}/state"]
         os.mkdir(f"{work}/state")
@@ -106,9 +145,9 @@ def main(folder: str, wanted: str = "") -> None:
         subprocess.run(plan, check=True, timeout=LIMIT, stdout=subprocess.DEVNULL)
         doctor = subprocess.run([*command, "doctor", "--json"], check=True, timeout=LIMIT, stdout=subprocess.PIPE)
         assert json.loads(doctor.stdout), doctor
-    print("moved between two processes; the doctor answers")
+    print(f"moved between two processes; {'trained by two; ' if wanted else ''}the doctor answers")
 
 
 if __name__ == "__main__":
-    actions = {"trainer": trainer, "inference": inference}
+    actions = {"trainer": trainer, "inference": inference, "rank": rank}
     actions.get(sys.argv[1], lambda *rest: main(sys.argv[1], *rest))(*sys.argv[2:])
