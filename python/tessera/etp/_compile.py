@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -17,6 +18,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 COMPILED = "_orig_mod."  # before the names of what torch.compile() has returned
 _opaque: set[type] = set()
+_SHOWS_REASONS = "reason" in inspect.signature(torch.compiler.disable).parameters  # else names of functions (torch 2.6)
 _told: list[bool] = []
 _told_here: ContextVar[bool] = ContextVar("tessera_etp_left_out", default=False)
 
@@ -53,6 +55,8 @@ def left_out(function: _Function) -> _Function:
     """Tells the compiler why there is a break at this function, which it shows with fullgraph=True and in its logs."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = _reason()  # type: ignore[attr-defined]
+    if not _SHOWS_REASONS:
+        function.__qualname__ += f": {_reason()}"
     return function
 
 

@@ -259,7 +259,9 @@ class ShardedModel(Closing):
 
     def enter_backward(self) -> None:
         """Called by every node of the graph that has to do with weights."""
-        self._join(_task_of_this_backward())
+        task = _task_of_this_backward()
+        if task not in self._tasks:
+            self._join(task)
 
     def _join(self, task: int) -> None:
         """Has the ranks meet when this backward ends, unless another one is around it: autograd's end of a backward is

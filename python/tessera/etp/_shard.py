@@ -169,7 +169,10 @@ def _take(
             cut.take(sharded, name, full, chosen[name], places[id(old)])
             return
         for module, place in places[id(old)] if old is not full else ():
-            put(module, place, full)
+            if module._parameters[place] is not full:
+                put(module, place, full)
+                if isinstance(full, ShardedParameter):  # of a constructed layer, which this module is tied to
+                    full.etp.model.watch_tied(module)
         if name is not None and sharded is not None and math.prod(each.size for each in groups) > 1:
             number = sharded.runtime.add_replicated(name, full.numel(), dtype_name(full.dtype))
             sharded.replicated.append(Replicated(sharded, number, name, full))

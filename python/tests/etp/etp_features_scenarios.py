@@ -118,6 +118,21 @@ def tensor_hooks(run: Run) -> Any:
     return first
 
 
+def tensor_hooks_of_some_gradients(run: Run) -> Any:
+    """Those of a backward with inputs=, and of others afterwards: each is called with gradients only."""
+    model = run.sharded(built())
+    seen = []
+    for each in (model.up, model.down):
+        each.weight.register_hook(lambda gradient: seen.append(gradient.dim()))
+    model.down.weight.register_hook(lambda gradient: gradient * 2).remove()
+    for loss in _shared(run, [loss_of(model, number) for number in run.numbers()]):
+        loss.backward(inputs=[model.up.weight])
+    first = run.gradients(model)
+    model.zero_grad()
+    run.backward(model)
+    return first, run.gradients(model), seen if run.group is not None else seen[:: run.size]
+
+
 def an_optimizer_within_the_backward(run: Run) -> Any:
     """One for each parameter, stepped by its post-accumulate hook."""
     model = run.sharded(built())

@@ -25,7 +25,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch_ranks import launch
 
 WORDS, WIDTH, HIDDEN, LENGTH, ROWS = 203, 32, 80, 6, 4
-TOLD_OF_INPUTS = "has_torch_function" in torch.autograd.backward.__code__.co_names  # backward(inputs=): not in 2.6
 Loss = Callable[[torch.nn.Module, int], torch.Tensor]
 Adjust = Callable[[torch.nn.Module], Any]
 

@@ -8,7 +8,7 @@ import etp_features_scenarios
 import etp_generic_scenarios
 import etp_scenarios
 import pytest
-from etp_models import TOLD_OF_INPUTS, on_ranks, plainly, scenarios_of
+from etp_models import on_ranks, plainly, scenarios_of
 
 SCENARIOS = {
     name: scenario
@@ -25,8 +25,6 @@ def found(request: pytest.FixtureRequest) -> tuple[int, dict[str, list[Any]]]:
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_bytes_are_those_of_plain_torch(found: tuple[int, dict[str, list[Any]]], name: str) -> None:
     size, ranks = found
-    if name == "gradients_of_some_sharded_parameters" and not TOLD_OF_INPUTS:
-        pytest.skip("backward(inputs=) of this torch does not tell tensors of it, and gives sharded ones no gradient")
     expected = plainly(SCENARIOS[name], size)
     for rank in ranks[name]:
         assert rank == expected

@@ -340,6 +340,27 @@ def test_a_failed_step_leaves_weights_whole_for_the_next_forward() -> None:
     assert type(model.in_proj_weight) is etp.ShardedParameter
 
 
+def _of_another_dtype(rank: int) -> list[str]:
+    x, said = torch.ones(4, 32, dtype=torch.bfloat16), []
+    with etp.init_group(timeout=30) as group:
+        linear = etp.Linear(32, 64, etp_group=group, name="linear")
+        grouped = etp.GroupedLinear(2, 32, 64, etp_group=group, name="grouped")
+        model = etp.shard_module_(built(), group)
+        for call in (lambda: model.up(x), lambda: linear(x), lambda: grouped(x, [1, 3])):
+            with pytest.raises(tessera.InvalidArgumentError) as caught:
+                call()
+            said.append(str(caught.value))
+            with torch.autocast("cpu", torch.bfloat16):
+                assert call().dtype is torch.bfloat16
+    return said
+
+
+def test_an_input_of_another_dtype_is_refused_as_with_one_rank() -> None:
+    for said in launch(_of_another_dtype, 2):
+        for name, text in zip(("up.weight", "linear.weight", "grouped.weight0"), said, strict=True):
+            assert text.startswith(f"{name}: an input of torch.bfloat16 and a weight of torch.float32: convert")
+
+
 def _adapter_after_sharding(rank: int) -> str:
     with etp.init_group(timeout=30) as group:
         model = etp.shard_module_(built(), group)
@@ -356,10 +377,11 @@ def test_a_parameter_that_comes_after_sharding_is_named() -> None:
         assert text.startswith("adapter.weight has come to the model after shard_module_()")
 
 
-def test_gradients_as_values_of_deferred_weights_are_torchs_error() -> None:
+@pytest.mark.parametrize("options", [{}, {"allow_unused": True}])
+def test_gradients_as_values_of_deferred_weights_are_refused(options: dict[str, bool]) -> None:
     model = sharded()
-    with pytest.raises(RuntimeError, match="not have been used in the graph"):
-        torch.autograd.grad(loss_of(model, 0), [model.up.weight])
+    with pytest.raises(tessera.UnimplementedError, match=r"^up.weight is sharded.*shard with mode='inline'"):
+        torch.autograd.grad(loss_of(model, 0), [model.up.weight], **options)
 
 
 def test_batched_gradients_of_activations() -> None:

@@ -12,7 +12,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from etp_models import (
     HIDDEN,
-    TOLD_OF_INPUTS,
     WIDTH,
     Run,
     adamw,
@@ -42,8 +41,6 @@ def test_bytes_are_those_of_plain_torch(found: tuple[int, dict[str, list[Any]]],
     if name in LACKING:
         pytest.skip("torch has no _grouped_mm()")
     size, ranks = found
-    if name == "gradients_of_one_stack" and size > 1 and not TOLD_OF_INPUTS:
-        pytest.skip("backward(inputs=) of this torch does not tell tensors of it, and gives sharded ones no gradient")
     expected = plainly(SCENARIOS[name], size)
     for rank in ranks[name]:
         assert rank == expected

@@ -90,7 +90,7 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
 
 
 def _dgrad(flat: torch.Tensor, full: torch.Tensor, x: torch.Tensor | None, as_stored: bool) -> torch.Tensor:
-    if x is not None and x.stride() == (1, x.shape[0]):  # column-major: so is autograd's product
+    if x is not None and not x.is_contiguous() and x.stride() == (1, x.shape[0]):  # so is autograd's product
         return (full if as_stored else full.t()).mm(flat.t()).t()
     return flat.mm(full.t() if as_stored else full)
 

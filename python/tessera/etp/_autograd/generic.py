@@ -22,7 +22,6 @@ _NO_TASK = -1
 
 
 class Model(Protocol):
-    anchor: torch.Tensor
     inline: bool
 
     def phase(self) -> str: ...
@@ -44,6 +43,7 @@ class Weight(Protocol):
     def whole(self, expects_backward: bool) -> tuple[torch.Tensor, int]: ...
     def own(self, full: torch.Tensor) -> torch.Tensor: ...
     def stand(self) -> torch.Tensor: ...
+    def anchor(self) -> torch.Tensor: ...
     def wanted(self) -> bool: ...
     def give(self, gradient: torch.Tensor) -> None: ...
 
@@ -116,7 +116,7 @@ def gathered(weight: Weight, trains: bool) -> tuple[torch.Tensor, Source]:
     refuse_transforms(weight.name)
     if trains and torch.is_grad_enabled():
         versions: list[int] = []
-        node, of = (GatherInline, weight.stand()) if weight.model.inline else (Gather, weight.model.anchor)
+        node, of = (GatherInline, weight.stand()) if weight.model.inline else (Gather, weight.anchor())
         full: torch.Tensor = node.apply(of, weight, versions)  # type: ignore[no-untyped-call]
         version = versions[0]
     else:

@@ -133,7 +133,7 @@ def apply_linear(
     with DisableTorchFunctionSubclass():
         trains = parameter.requires_grad
     if torch.is_grad_enabled() and (trains or x.requires_grad or (bias is not None and bias.requires_grad)):
-        anchor = weight.model.anchor if trains else None
+        anchor = weight.anchor() if trains else None
         out = apply_linear_function(x, bias, anchor, weight, dtype, as_stored)
     else:
         full, _ = weight.gather(weight.model.phase())
@@ -159,6 +159,11 @@ def dtypes_of(x: torch.Tensor, weight: Weight) -> tuple[torch.dtype, torch.dtype
     if torch.is_autocast_enabled(kind) and given != torch.float64:
         given = torch.get_autocast_dtype(kind)
         return given, given
+    if given != weight.dtype and not weight.format:
+        raise InvalidArgumentError(
+            f"{weight.name}: an input of {given} and a weight of {weight.dtype}: convert one of them, or compute under "
+            "torch.autocast"
+        )
     return given, weight.compute if weight.compute != weight.dtype else given
 
 
@@ -172,7 +177,7 @@ def apply_embedding(
         return Call().run(F.embedding, (indices, parameter, padding, None, 2.0, by_frequency), {})  # type: ignore[no-any-return]
     padding = -1 if padding is None else padding
     if torch.is_grad_enabled() and parameter.requires_grad:
-        anchor = weight.model.anchor
+        anchor = weight.anchor()
         out = apply_embedding_function(indices, anchor, weight, padding, by_frequency)
     else:
         full, _ = weight.gather(weight.model.phase())

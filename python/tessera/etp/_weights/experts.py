@@ -9,6 +9,7 @@ from torch._C import _from_dlpack as from_dlpack  # of a capsule
 
 from ..._arguments import elements
 from ..._errors import InvalidArgumentError
+from .._autograd.anchors import TOLD_OF_INPUTS, led_to
 from .weight import Weight
 
 
@@ -31,6 +32,12 @@ class Experts:
         first = batch == 0 and phase == "fwd"
         capsules, found = model.runtime.acquire_experts(self.numbers, phase, batch, expects_backward, first, versions)
         return [from_dlpack(each) for each in capsules], found
+
+    def anchor(self) -> torch.Tensor:
+        """What the graph of a use has in the place of those that train."""
+        if TOLD_OF_INPUTS:
+            return self.model.anchor
+        return led_to(self.model, [each.parameter for each in self.weights if not each.frozen])
 
     def one(self, number: int, phase: str, expects_backward: bool) -> tuple[torch.Tensor, int]:
         """A full weight for one use, and its version: the first use of one of them gathers all, and the others wait

@@ -9,14 +9,49 @@ import torch
 from torch._C import DisableTorchFunctionSubclass, _disabled_torch_function_impl
 from torch.utils.hooks import RemovableHandle
 
-from ..._errors import InvalidArgumentError
+from ..._errors import InvalidArgumentError, UnimplementedError
+from .._autograd.anchors import TOLD_OF_INPUTS
 from .._autograd.generic import Call
 from .._autograd.routes import ATTRIBUTES, CONVERSIONS, MOVES, Route, makes_new, route_of
 from .._compile import left_out, opaque
 from .._refusals import refuse_fully_shard
 from .post_hooks import PostHook
 from .registered import RowsSource
-from .weight import Weight
+from .weight import Weight, torchs_grad
+
+_torchs_hooks: Any = torch.Tensor._backward_hooks
+
+
+@left_out
+def _grad_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """torch would call __torch_function__ for it, which takes five times as long."""
+    with DisableTorchFunctionSubclass():
+        return torchs_grad.__get__(parameter)  # type: ignore[no-any-return]
+
+
+@left_out
+def _set_grad(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    with DisableTorchFunctionSubclass():
+        torchs_grad.__set__(parameter, gradient)
+
+
+@left_out
+def _forget_grad(parameter: torch.Tensor) -> None:
+    _set_grad(parameter, None)
+
+
+def _hooks_of(parameter: ShardedParameter) -> Any:
+    """Of register_hook(). Autograd calls those of inline weights."""
+    weight = parameter.etp
+    return _torchs_hooks.__get__(parameter) if weight.model.inline else weight.tensor_hooks
+
+
+def _set_hooks(parameter: ShardedParameter, hooks: Any) -> None:
+    weight = parameter.etp
+    if weight.model.inline:
+        _torchs_hooks.__set__(parameter, hooks)
+    else:
+        weight.tensor_hooks = hooks
 
 
 @opaque(ATTRIBUTES)
@@ -30,6 +65,9 @@ class ShardedParameter(torch.nn.Parameter):
     """
 
     etp: Weight
+    grad: Any = property(_grad_of, _set_grad, _forget_grad, "This rank's rows of the reduced gradient.")
+    if not TOLD_OF_INPUTS:  # the graph leads to it, and autograd would call its hooks without a gradient
+        _backward_hooks = property(_hooks_of, _set_hooks)
 
     def __new__(cls, rows: torch.Tensor, weight: Weight, requires_grad: bool) -> ShardedParameter:
         parameter: ShardedParameter = torch.Tensor._make_subclass(cls, rows, requires_grad)
@@ -109,6 +147,7 @@ class ShardedParameter(torch.nn.Parameter):
 class Rows(ShardedParameter):
     """What a sharded parameter is within an update: rows and nothing else, for every operation."""
 
+    grad: Any = torchs_grad
     __torch_function__ = _disabled_torch_function_impl  # type: ignore[assignment]
 
 
@@ -196,8 +235,14 @@ def _without_rows(
 def _differentiated(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """torch.autograd.backward() or grad(). Deferred weights that a backward is wanted for are reached by their
     models' anchors."""
-    inputs = kwargs.get("inputs") if func is torch.autograd.backward else None
+    inputs = kwargs.get("inputs") if func is torch.autograd.backward else args[1]
     deferred = [each.etp for each in inputs or () if isinstance(each, ShardedParameter) and not each.etp.model.inline]
+    if deferred and func is torch.autograd.grad:
+        raise UnimplementedError(
+            f"{deferred[0].name} is sharded, and its gradient becomes .grad at the end of a backward: "
+            "torch.autograd.grad() cannot give it as a value: shard with mode='inline', or take .grad after a "
+            "backward(inputs=)"
+        )
     models = {id(weight.model): weight.model for weight in deferred}
     if deferred:
         others = [each for each in inputs or () if not any(weight.parameter is each for weight in deferred)]

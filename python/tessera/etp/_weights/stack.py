@@ -183,6 +183,9 @@ class Expert(Matrix):
     def prepare(self) -> None:
         self.stack.prepare()
 
+    def anchor(self) -> torch.Tensor:
+        return self.stack.anchor()
+
     def stand(self) -> torch.Tensor:
         return self.stack.stand()[self.index]
 

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..._core import Layout, Mesh, QuantizedCopy, RaggedShard, Replicate
 from ..._errors import InternalError, InvalidArgumentError
+from .._autograd.anchors import TOLD_OF_INPUTS, is_reached, led_to
 from .._autograd.inline import Stand
 from .._optim.norms import Parallel, plain, typed
 from .._states.chunks import Cut
@@ -24,6 +25,9 @@ from .rows import gather_rows, spread_rows
 
 _OF_PARTS = ("tensor_model_parallel", "partition_dim", "partition_stride", "etp_parallel", "etp_cut")
 UNKNOWN = (-1, False)  # where the runtime adds: it is told again
+_will_execute = torch._C._will_engine_execute_node
+torchs_grad: Any = torch.Tensor.grad
+_grad_of, _put_grad = torchs_grad.__get__, torchs_grad.__set__  # to be called where torch sees no subclasses
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -72,6 +76,7 @@ class Weight(Matrix):
 
     # What a user sees, and what that is within an update: parameter.py, which imports this module, sets them.
     parameter_classes: ClassVar[tuple[Any, Any]]
+    tensor_hooks: Any = None  # the parameter's _backward_hooks, where autograd is not to call them
 
     def __init__(
         self,
@@ -214,14 +219,20 @@ class Weight(Matrix):
     ) -> tuple[torch.Tensor, int]:
         if self.together is not None and version in (None, self.version):
             return self.together.one(self.number, phase, expects_backward)
-        return super().gather(phase, expects_backward, version)
+        return Matrix.gather(self, phase, expects_backward, version)
 
     def wanted(self) -> bool:
         """Whether the backward that is under way is to give it a gradient: one with inputs= may not."""
         chosen = self.model.wanted
         if chosen is not None:
             return self.number in chosen
-        return torch._C._will_engine_execute_node(self.model.anchor_node)
+        if TOLD_OF_INPUTS:
+            return _will_execute(self.model.anchor_node)
+        return is_reached(self.parameter)
+
+    def anchor(self) -> torch.Tensor:
+        """What the graph of a use has in its place."""
+        return self.model.anchor if TOLD_OF_INPUTS else led_to(self.model, (self.parameter,))
 
     def part(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operation gives that takes some experts of a stack, and nothing else; None: it needs all of the
@@ -230,7 +241,8 @@ class Weight(Matrix):
 
     def prepare(self) -> None:
         if self._memory is None:
-            self.register()
+            with DisableTorchFunctionSubclass():
+                self.register()
 
     def lend(self) -> torch.Tensor:
         """Room for a gradient of the whole weight; take_back() then produces it."""
@@ -343,29 +355,31 @@ class Weight(Matrix):
 
     def register(self) -> None:
         """Says where the next folds add: into .grad where that can be, for rounding and the order of additions are then
-        those of one process."""
+        those of one process. Called where torch sees no subclasses."""
         parameter = self.parameter
         if self.fuses:
             self._memory = main_grad_of(parameter, self.name, self.local.shape)
             self._point_at(self._memory)
             return
-        with DisableTorchFunctionSubclass():
-            grad = parameter.grad
-            direct = not parameter._backward_hooks and self.dtype is not torch.float16
-            if direct and grad is not None and grad.is_contiguous():
-                self._memory, self._direct = grad, True
-                self._point_at(grad)
-                return
+        grad = _grad_of(parameter)
+        direct = not parameter._backward_hooks and self.dtype is not torch.float16
+        if direct and grad is not None and grad.is_contiguous():
+            self._memory, self._direct = grad, True
+            self._point_at(grad)
+            return
         self._direct = direct and grad is None
-        dtype = torch.float32 if self.dtype is torch.float16 else self.dtype
-        self._memory = torch.empty_like(self.local, dtype=dtype)
-        self._point_at(self._memory, empty=True)
+        rows = self.local
+        self._memory = memory = (
+            torch.empty_like(rows, dtype=torch.float32) if self.dtype is torch.float16 else torch.empty_like(rows)
+        )
+        self._point_at(memory, empty=True)
 
     def before_drain(self) -> None:
-        """Other ranks may have gradients for these rows where this one had none."""
+        """Other ranks may have gradients for these rows where this one had none. Called where torch sees no subclasses,
+        as after_drain()."""
         if self._memory is not None or self.frozen or self.model.inline:
             return
-        if self.fuses or self.parameter.grad is not None:
+        if self.fuses or _grad_of(self.parameter) is not None:
             self.register()
         else:
             self._point_at(None)
@@ -400,10 +414,10 @@ class Weight(Matrix):
             return
         if memory is None:  # only other ranks had a gradient
             memory = self._from_runtime(added)
-            self._direct = parameter.grad is None and not parameter._backward_hooks
+            self._direct = _grad_of(parameter) is None and not parameter._backward_hooks
         if self._direct:
-            if parameter.grad is None:
-                parameter.grad = typed(memory if memory.dtype is self.dtype else memory.to(self.dtype), self)
+            if _grad_of(parameter) is None:
+                _put_grad(parameter, typed(memory if memory.dtype is self.dtype else memory.to(self.dtype), self))
             return
         gradient = memory.to(self.dtype)
         for hook in list((parameter._backward_hooks or {}).values()):

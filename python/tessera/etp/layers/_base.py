@@ -67,6 +67,7 @@ class Options(TypedDict, total=False):
     dp: Group | None
     weight_format: str | None
     native: bool
+    masters: str
     params_dtype: torch.dtype | None
     device: torch.device | str | None
     publish: str
@@ -91,6 +92,7 @@ class Layer(Constructed):
         dp: Group | None = None,
         weight_format: str | None = None,
         native: bool = False,
+        masters: str = "all",
         params_dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         publish: str = "update",
@@ -121,6 +123,7 @@ class Layer(Constructed):
         self.etp_group = etp_group
         self.weight_format = weight_format
         self.native = native
+        self.masters = choice("masters", masters, ("all", "trained"))
         self.params_dtype = dtype
         self.fuse_wgrad_accumulation = flag("fuse_wgrad_accumulation", fuse_wgrad_accumulation)
         self._device = where
@@ -229,6 +232,7 @@ class Layer(Constructed):
 
     def _make_parameters(self, names: set[str]) -> None:
         """In place of those on the meta device; others are tied to a layer that has initialised them."""
+        self._require_frozen(names)
         model = None
         if self._shards and self.etp_group is not None:
             model = LayersModel.of(self.etp_group, self._policy)
@@ -247,6 +251,16 @@ class Layer(Constructed):
             return
         self.list_experts(model)
         model.start(self)
+
+    def _require_frozen(self, names: set[str]) -> None:
+        weights = [self._parameters[name] for name in names if self._declared[name].sharded]
+        frozen = self.native and any(each is not None and not each.requires_grad for each in weights)
+        if self.masters == "trained" and weights and not frozen:
+            raise InvalidArgumentError(
+                f"{self.name}: masters='trained': no native weight is frozen when it is made: give native=True and "
+                "device='meta', and freeze weights by requires_grad_(False) before reset_parameters() or "
+                "shard_module_()"
+            )
 
     @property
     def listed(self) -> list[str]:
@@ -276,6 +290,7 @@ class Layer(Constructed):
         assert old is not None
         if isinstance(old, ShardedParameter):
             begin, end = old.etp.rows
+            old.etp.make_rows()
             old.etp.local.copy_(full[begin:end])
         else:
             old.copy_(full)
@@ -297,6 +312,7 @@ class Layer(Constructed):
                 full.shape,
                 self.weight_format,
                 native=self.native,
+                planes_only=self.masters == "trained" and self.native and not full.requires_grad,
                 copied=self._policy.inline,
             )
             weight.fuses = self.fuse_wgrad_accumulation

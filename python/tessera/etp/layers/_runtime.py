@@ -75,6 +75,8 @@ class LayersModel(ShardedModel):
     def start(self, layer: torch.nn.Module) -> None:
         """Once its parameters have been added. Collective."""
         self.runtime.start()
+        for weight in self.weights:
+            weight.drop_rows()
         self.watch_tied(layer)
 
     def watch_tied(self, module: torch.nn.Module) -> None:

@@ -60,7 +60,7 @@ class _Products(torch.autograd.Function):
             for each, trains, part, given in zip(
                 experts.weights, ctx.trained, parts, torch.split(x, ctx.splits), strict=True
             ):
-                if not trains:
+                if not trains or not each.wanted():
                     continue
                 buffer, into = each.room()
                 if into.dtype == ctx.dtype:
@@ -68,7 +68,8 @@ class _Products(torch.autograd.Function):
                 else:
                     into.copy_(part.t().mm(given))
                 buffers.append(buffer)
-            experts.model.runtime.produce_experts(buffers)
+            if buffers:
+                experts.model.runtime.produce_experts(buffers)
         return dgrad, None, None, None, None, *parts[: len(ctx.needs_input_grad) - 5]
 
 
@@ -176,7 +177,7 @@ class GroupedLinear(Layer):
         biases = [each.to(dtype) for each in biases]
         trains = any(not each.frozen for each in weights)
         if torch.is_grad_enabled() and (trains or x.requires_grad or any(each.requires_grad for each in biases)):
-            anchor = experts.model.anchor if trains else None
+            anchor = experts.anchor() if trains else None
             out = apply_products(x, anchor, experts, splits, dtype, *biases)
         else:
             full, _ = experts.gather(experts.model.phase())

@@ -36,6 +36,8 @@ class Linear(Layer):
         dp: A group of init_group() over an orthogonal axis, for data parallelism, as in shard_module_().
         weight_format: What travels, as in shard_module_(formats=). None: the weight as it is.
         native: The shard of a quantised weight_format is what travels; as in shard_module_(native=).
+        masters: "all", or "trained", as in shard_module_(): native weights that are frozen when they are made keep
+            none. Construct the layer on the meta device, and freeze it before reset_parameters() or shard_module_().
         publish, reduction, mode: As in shard_module_(); mode="inline" does not go with fuse_wgrad_accumulation.
         name: In messages, the same on all ranks. None: the class with a number.
 

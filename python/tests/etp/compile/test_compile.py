@@ -49,21 +49,38 @@ def _alone(kind: Callable[[], torch.nn.Module]) -> Any:
     return etp.shard_module_(model, etp.init_group(), {name.replace(".", r"\."): "f32" for name in names}, **OPTIONS)
 
 
-@pytest.mark.parametrize("kind", [Tied, ByHand, Called])
-def test_later_steps_compile_nothing(kind: Callable[[], torch.nn.Module]) -> None:
+def _broken(kind: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    """Plain torch with breaks at its modules."""
+    plain = built(kind)
+    for each in plain.modules():
+        if isinstance(each, (torch.nn.Linear, torch.nn.Embedding)):
+            each.forward = torch.compiler.disable(each.forward)
+    return plain
+
+
+def _compiled_in_steps(model: torch.nn.Module) -> list[int]:
     torch._dynamo.reset()
-    model = _alone(kind)
     called = torch.compile(model, backend="aot_eager")
     optimizer = adamw(model.parameters())
     seen = []
-    counters.clear()
     for number in range(6):
+        counters.clear()
         loss_of(called, number).backward()
         optimizer.step()
         optimizer.zero_grad()
-        seen.append((dict(counters["frames"]), dict(counters["stats"])))
-    assert seen[1] == seen[-1]
-    assert seen[0][0]["ok"] >= 4  # it did compile
+        seen.append(counters["frames"]["ok"])
+    return seen
+
+
+@pytest.mark.parametrize("kind", [Tied, ByHand, Called])
+def test_later_steps_compile_nothing(kind: Callable[[], torch.nn.Module]) -> None:
+    first, _, *later = _compiled_in_steps(_alone(kind))
+    assert first >= 4  # it did compile
+    expected = [0] * 4
+    if not hasattr(torch._dynamo.config, "nontraceable_tensor_subclasses") and kind is not Called:
+        expected = _compiled_in_steps(_broken(kind))[2:]
+        assert all(expected)  # a method that waits for the argument of its call is another one in each step
+    assert later == expected
 
 
 @pytest.mark.parametrize("kind", [Tied, Called])
@@ -219,10 +236,7 @@ def test_gradients_are_those_of_plain_torch_with_the_same_breaks() -> None:
     """Which may be others than without breaks: a graph adds gradients by itself."""
     torch.set_num_threads(1)
     torch._dynamo.reset()
-    model, plain = _alone(Branches), built(Branches)
-    for each in plain.modules():
-        if isinstance(each, (torch.nn.Linear, torch.nn.Embedding)):
-            each.forward = torch.compiler.disable(each.forward)
+    model, plain = _alone(Branches), _broken(Branches)
     for each in (model, plain):
         loss_of(torch.compile(each, backend="aot_eager"), 0).backward()
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):

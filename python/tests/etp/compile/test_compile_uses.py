@@ -12,6 +12,8 @@ from etp_models import built
 from tessera import etp
 from torch_ranks import launch
 
+COMPILES_SPLIT = hasattr(torch._dynamo.config, "nontraceable_tensor_subclasses")  # p.split(): torch 2.6 does not
+
 
 class Given(torch.nn.Module):
     """Its forward is whatever function it is given."""
@@ -41,7 +43,7 @@ def _differences(rank: int) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     torch.set_printoptions(precision=8)
     with etp.init_group(timeout=60) as group:
-        model = etp.shard_module_(built(Given), group)
+        model = etp.shard_module_(built(Given), group, min_elements=256)
         for name, use in USES.items():
             torch._dynamo.reset()
             compiled = torch.compile(use, backend="eager")
@@ -60,4 +62,7 @@ def found() -> list[dict[str, list[Any]]]:
 @pytest.mark.parametrize("name", USES)
 def test_compiled_uses_are_those_without_the_compiler(found: list[dict[str, list[Any]]], name: str) -> None:
     for rank in found:
-        assert rank[name] == []
+        if name == "parts" and not COMPILES_SPLIT:
+            assert [got.split(":")[0] for *_, got in rank[name]] == ["AssertionError"] * 8
+        else:
+            assert rank[name] == []

@@ -110,6 +110,18 @@ def frozen_at_run_time(run: Run) -> Any:
     return found, run.weights(model)
 
 
+def gradients_of_some(run: Run) -> Any:
+    """By backward(inputs=)."""
+    model = built(lambda: Layers(run))
+    for number in run.numbers():
+        loss = loss_of(model, number)
+        (loss if run.group is not None else loss / run.size).backward(inputs=[model.emb.weight, model.down.weight])
+    found = run.gradients(model)
+    model.zero_grad()
+    run.train(model, adamw(model.parameters()), steps=1)
+    return found, run.weights(model)
+
+
 def loaded_and_initialised_again(run: Run) -> Any:
     model = built(lambda: Layers(run))
     optimizer = adamw(model.parameters())
@@ -224,6 +236,16 @@ def experts_some_of_them_frozen(run: Run) -> Any:
     model.experts.weight1.requires_grad_(False)
     run.train(model, adamw(p for p in model.parameters() if p.requires_grad), loss=expert_loss)
     return run.weights(model), model.experts.weight1.grad is None
+
+
+def gradients_of_some_experts(run: Run) -> Any:
+    """By backward(inputs=)."""
+    model = built(lambda: Experts(run, True))
+    for number in run.numbers():
+        loss = expert_loss(model, number)
+        wanted = [model.experts.weight1, model.experts.bias3]
+        (loss if run.group is not None else loss / run.size).backward(inputs=wanted)
+    return run.gradients(model)
 
 
 def experts_under_autocast(run: Run) -> Any:
