@@ -121,7 +121,7 @@ def _plain(folder: pathlib.Path) -> tuple[torch.nn.Module, torch.optim.Optimizer
     optimizer = adamw(model.parameters())
     Run(2).train(model, optimizer, steps=1, loss=_loss)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    dcp.load(state, checkpoint_id=folder / "dcp", no_dist=True)
+    dcp.load(state, checkpoint_id=folder / "dcp")
     optimizer.load_state_dict(state["optimizer"])
     return model, optimizer
 
