@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import itertools
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -44,17 +46,25 @@ def run(jobs: Mapping[str, list[Callable[[tessera.Bus], Any]]], **options: Any) 
     of a rank is raised once all have ended."""
     namespace = f"run{next(_runs)}"
     (first, second) = jobs
+    connected = threading.Barrier(sum(map(len, jobs.values())), timeout=LIMIT)
 
     def work(job: str, rank: int) -> Any:
         peer = second if job == first else first
-        with connect(job, peer, namespace, rank, len(jobs[job]), **options) as bus:
+        with contextlib.ExitStack() as stack:
+            try:
+                bus = stack.enter_context(connect(job, peer, namespace, rank, len(jobs[job]), **options))
+                # A rank that left at once would be lost to another that is still connecting.
+                connected.wait()
+            except BaseException:
+                connected.abort()
+                raise
             return jobs[job][rank](bus)
 
     with concurrent.futures.ThreadPoolExecutor(sum(map(len, jobs.values()))) as pool:
         futures = {job: [pool.submit(work, job, rank) for rank in range(len(ranks))] for job, ranks in jobs.items()}
         ended, _ = concurrent.futures.wait([each for of_job in futures.values() for each in of_job], LIMIT)
         # A rank that failed lets others wait for nothing, or lose it: their errors say less.
-        consequences = (tessera.DeadlineExceededError, tessera.PeerLostError)
+        consequences = (tessera.DeadlineExceededError, tessera.PeerLostError, threading.BrokenBarrierError)
         errors = [error for each in ended if (error := each.exception()) is not None]
         for error in sorted(errors, key=lambda each: isinstance(each, consequences)):
             raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -235,6 +236,8 @@ def test_what_the_sender_does_not_have_is_named_at_both_ends(
 
 
 def test_a_shards_edge_inside_a_block_is_named() -> None:
+    refused = threading.Barrier(3, timeout=LIMIT)
+
     def send(bus: tessera.Bus) -> None:
         cut = tessera.QuantizedTensor.empty((40, 64), "nvfp4", layout="2:S0", rank=bus.rank)
         with pytest.raises(tessera.InvalidArgumentError) as error:
@@ -242,8 +245,9 @@ def test_a_shards_edge_inside_a_block_is_named() -> None:
         text = str(error.value)
         assert "cuts dim 0 of shape 40x64 at 20, inside a block of 16 x 16 of its row plane in nvfp4" in text
         assert "16 and 32: choose a mesh or bounds (G0[0;...]) that cut there, or register a tensor of floats" in text
+        refused.wait()
 
-    run({"trainer": [send] * 2, "inference": [lambda bus: None]})
+    run({"trainer": [send] * 2, "inference": [lambda bus: refused.wait()]})
 
 
 def test_the_wire_format_may_be_named_again_but_no_other(loopback: Loopback) -> None:
