@@ -134,7 +134,7 @@ GOLDEN = np.array([[0, 0.125, -0.25, 0.375, -0.5, 0.625, -0.75, 0.875, -1, 1.25,
 
 
 def test_the_golden_values_of_the_documentation() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "formats" / "quantized.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "formats" / "quantized.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `([0-9a-f]+)` \| `([0-9a-f]+)` \|$", page, re.MULTILINE)
     assert [name for name, _, _ in rows] == FORMATS
     for format, scale, codes in rows:
