@@ -144,8 +144,13 @@ def test_an_update_that_fails_leaves_the_version_and_the_next_works(vllm, monkey
         assert pair.holds(3) and pair.client.version == "3"
 
 
-def test_an_update_that_was_interrupted_is_ended_first(vllm):
+@pytest.mark.parametrize("quick", [False, True])
+def test_an_update_that_was_interrupted_is_ended_first(vllm, monkeypatch, quick):
     with Pair(vllm) as pair:
+        engine = pair.client.worker.weight_transfer_engine
+        receive = engine.receive
+        if quick:  # it has received before it answers
+            monkeypatch.setattr(engine, "receive", lambda info: (receive(info), engine._thread.join()))
         pair.client.start_weight_update()  # of a trainer that has gone
         pair.send(1)
         assert pair.holds(1) and pair.client.calls == ["start", "finish", "start", "update", "finish"]

@@ -163,7 +163,7 @@ class TesseraTrainerEngine(_base.TrainerWeightTransferEngine[TesseraTrainerInitI
             ranks = call("tessera_receive", [version, self._timeout])
             if failed(ranks):
                 return update_of(outcome(ranks), version, "")
-            ranks = settled(ranks, lambda: call("tessera_status", []))
+            ranks = settled(call("tessera_status", []), lambda: call("tessera_status", []))
             if any(each.get("updating") for each in ranks):
                 self._asked(self.client.finish_weight_update)  # of an update that was interrupted
             info = {"min_version": version, "timeout": self._timeout, "received": True}
