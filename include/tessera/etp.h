@@ -95,7 +95,10 @@ class ShardGroup {
   int rank() const;
   int size() const;
   // Tells the other ranks that this one leaves; what they wait for from it then fails with kPeerLost, "left".
+  // Waits until they have left, too, at most for the timeout. Throws kDeadlineExceeded then.
   void close();
+  // The same without waiting, of a rank that ends because of an error. Does not throw.
+  void leave();
   const std::shared_ptr<collective::Group>& impl() const { return group_; }
   std::shared_ptr<const void> keeper() const;  // of its device
 
@@ -303,7 +306,7 @@ class Runtime {
  public:
   // Throws kInvalidArgument for options that do not go together, and for a group that has served another runtime.
   explicit Runtime(ShardGroup group, RuntimeOptions options = {});
-  // Ends its streams; other ranks that wait for this one then wait for the group's end or timeout.
+  // As close().
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
@@ -434,7 +437,8 @@ class Runtime {
   // for, and the smallest change that would hide it. Text of one line each.
   std::string explain(int64_t step = -1) const;
 
-  // Ends the streams, after what they were given. Idempotent; other calls fail from then on. Not collective.
+  // Ends the streams, after what they were given. Idempotent; other calls fail from then on. Not collective: a rank
+  // that waits for this one after that gets kPeerLost.
   void close();
 
  private:

@@ -173,6 +173,7 @@ void bind_etp_group(nb::module_& module) {
              const SignalHook hook;
              group.close();
            })
+      .def("leave", &ShardGroup::leave, nb::call_guard<nb::gil_scoped_release>(), "close() without waiting.")
       .def_prop_ro("rank", &ShardGroup::rank)
       .def_prop_ro("size", &ShardGroup::size);
   bind_reader(module);

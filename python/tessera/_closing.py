@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import itertools
 import os
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -16,6 +19,10 @@ class Closing(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
+    def abandon(self) -> None:
+        """Closes it in a program that ends because of an error, without waiting for other ranks."""
+        self.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -25,16 +32,21 @@ class Closing(ABC):
         self.close()
 
 
-_open: weakref.WeakSet[Closing] = weakref.WeakSet()
+_open: weakref.WeakValueDictionary[int, Closing] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 os.register_at_fork(after_in_child=_open.clear)  # a child has neither the threads nor the peers
 
 
 def close_at_exit(what: Closing) -> None:
-    """Closes it when the interpreter ends, while threads can still be joined, if it still exists."""
-    _open.add(what)
+    """Closes it when the interpreter ends, while threads can still be joined, if it still exists. The last one first:
+    it may need those before it."""
+    _open[next(_numbers)] = what
 
 
 @atexit.register
 def _close_all() -> None:
-    for each in list(_open):
-        each.close()
+    interactive = hasattr(sys, "ps1")  # one goes on after an error
+    failed = not interactive and getattr(sys, "last_value", None) is not None
+    with contextlib.ExitStack() as stack:  # the last first, and all, whatever one raises
+        for _, each in sorted(_open.items()):
+            stack.callback(each.abandon if failed else each.close)

@@ -868,6 +868,9 @@ class ShardGroup:
 
     def close(self) -> None: ...
 
+    def leave(self) -> None:
+        """close() without waiting."""
+
     @property
     def rank(self) -> int: ...
 

@@ -10,13 +10,13 @@ namespace tessera::collective {
 bool WordsCondition::met() const {
   if (reached()) return true;
   group_->status().throw_if_error();
-  std::vector<int> left;  // looked at before the words are read once more, which then are its last ones
+  std::vector<int> ended;  // looked at before the words are read once more, which then are its last ones
   for (const int rank : awaited())
-    if (group_->has_left(rank)) left.push_back(rank);
-  if (left.empty()) return false;
+    if (group_->is_final(rank)) ended.push_back(rank);
+  if (ended.empty()) return false;
   if (reached()) return true;
   for (const int rank : awaited())
-    if (std::ranges::find(left, rank) != left.end()) group_->require_present(rank);
+    if (std::ranges::find(ended, rank) != ended.end()) group_->require_present(rank);
   return false;
 }
 

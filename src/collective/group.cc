@@ -108,18 +108,30 @@ Status Group::status() const {
   return impl_->failure.status();
 }
 
-bool Group::has_left(int rank) const {
+bool Group::is_final(int rank) const {
   impl_->process.require("group");
-  return rank != impl_->options.rank && impl_->page(rank).state() == RankState::kLeft;
+  const RankState state = impl_->page(rank).state();
+  return rank != impl_->options.rank && (state == RankState::kFinal || state == RankState::kLeft);
 }
 
 void Group::require_present(int rank) const {
   impl_->look();
   impl_->require_open();
-  if (rank == impl_->options.rank || impl_->page(rank).state() != RankState::kLeft) return;
-  impl_->fail(failed(ErrorCode::kPeerLost, "group '{}': {} has left it, and {} waits for it"_message, name(),
-                     describe(rank), describe(this->rank())));
+  if (!is_final(rank)) return;
+  const bool left = impl_->page(rank).state() == RankState::kLeft;
+  const std::string who = describe(rank);
+  const std::string waits = describe(this->rank());
+  impl_->fail(
+      left ? failed(ErrorCode::kPeerLost, "group '{}': {} has left it, and {} waits for it"_message, name(), who, waits)
+           : failed(ErrorCode::kPeerLost, "group '{}': {} has closed its runtime or ended, and {} waits for it"_message,
+                    name(), who, waits));
   impl_->failure.require_none();
+}
+
+void Group::finish() {
+  if (impl_->closed || !impl_->process.here() || impl_->failure.failed()) return;
+  impl_->page(impl_->options.rank).set_state(RankState::kFinal);
+  impl_->ring();
 }
 
 void Group::close(const Deadline& deadline) {

@@ -142,10 +142,11 @@ class Group : public std::enable_shared_from_this<Group> {
   // says which of `ranks` are stopped, have died or have left.
   void sleep_until(const std::function<bool()>& ready, const Deadline& deadline) const;
   std::string explain(std::span<const int> ranks) const;
-  // Throws if the group has failed, and fails it if `rank` has left and so will change no word any more.
+  // Throws if the group has failed, and fails it if `rank` is_final().
   void require_present(int rank) const;
-  // To be asked before its words are read, where it counts: what a rank has written before it left is there.
-  bool has_left(int rank) const;
+  // Whether another rank has finished or left, and will change no word any more. To be asked before its words are read,
+  // where it counts: what it has written before is there.
+  bool is_final(int rank) const;
 
   // Shows where the gradient of a round lies, before kProduced says that it is there. Of 0 bytes: this rank has none in
   // that round, and contributes nothing. The round that it replaces,
@@ -181,8 +182,11 @@ class Group : public std::enable_shared_from_this<Group> {
   void fail(const Status& status);
   // The group's failure, this rank's or a peer's. Never blocks.
   Status status() const;
-  // Says good-bye and waits until all ranks have: a peer that waits for this rank then learns that it left, which is
-  // its error, and not that it died. Afterwards every call throws. Idempotent.
+  // Tells the others that this rank changes no word any more: a peer that waits for one of them gets kPeerLost. Does
+  // not wait. Collectives may follow.
+  void finish();
+  // Leaves, and waits until all ranks have: a peer that waits for this rank does not learn that it died.
+  // Afterwards every call throws. Idempotent.
   void close(const Deadline& deadline);
 
  private:

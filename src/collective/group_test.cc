@@ -160,6 +160,22 @@ TEST_P(Groups, TellsWhoLeft) {
     EXPECT_THAT(statuses[rank], message(AllOf(HasSubstr("rank 0"), HasSubstr("has left it"))));
 }
 
+// Also to a rank that waits already. Collectives go on.
+TEST_P(Groups, TellsWhoseWordsAreFinal) {
+  if (ranks().size < 2) return;
+  const auto statuses = run_ranks(ranks(), [](Group& group) {
+    if (group.rank() == 0) {
+      group.set(Word::kPublished, 0, 1);
+      group.finish();
+    }
+    group.barrier("still there");
+    const int awaited = group.rank() == 0 ? 1 : 0;
+    for (const uint64_t version : {1, 2})
+      group.device().wait_host(*group.at_least(awaited, Word::kPublished, 0, version, "a version"), group.deadline());
+  });
+  EXPECT_THAT(statuses, Each(message(AllOf(HasSubstr("rank 0"), HasSubstr("has closed its runtime or ended")))));
+}
+
 TEST_P(Groups, TellsWhoDroppedIt) {
   if (ranks().size < 2) return;
   const auto statuses = run_ranks(ranks(), [](Group& group) {

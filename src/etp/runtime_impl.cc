@@ -128,6 +128,7 @@ void RuntimeImpl::close() {
   if (std::exchange(closed_, true)) return;
   for (const auto& p : context_.parameters) p->publication.current->store(false);  // whoever has rows may write them
   context_.streams.close(Deadline::after(kStreamsEnd));
+  context_.group.finish();  // it publishes and folds nothing any more
   await_compute();
   consumptions_.close();
   memory_->close();

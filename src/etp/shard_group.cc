@@ -92,6 +92,13 @@ void ShardGroup::close() {
   group_->close(group_->deadline());
 }
 
+void ShardGroup::leave() {
+  try {
+    group_->close(Deadline::after(Duration::zero()));
+  } catch (const Error&) {  // others have not left yet, or have failed
+  }
+}
+
 std::shared_ptr<const void> ShardGroup::keeper() const {
   return device_;
 }

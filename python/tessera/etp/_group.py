@@ -16,13 +16,14 @@ import torch.distributed
 from .. import _core
 from .._arguments import optional_text, seconds, text, whole
 from .._closing import Closing, close_at_exit
-from .._errors import Error, InvalidArgumentError, MismatchError
+from .._errors import InvalidArgumentError, MismatchError
 
 _MAX_RANKS = 1 << 16
 
 
 class Group(Closing):
-    """The ranks of one host that share weights; made by init_group(). As a context manager it closes itself.
+    """The ranks of one host that share weights; made by init_group(). As a context manager it closes itself,
+    after an error without waiting for the other ranks.
 
     Attributes:
         name: In messages.
@@ -69,11 +70,19 @@ class Group(Closing):
         return f"{self.name}/{self._models - 1}"
 
     def close(self) -> None:
-        """Leaves it: call it on every rank. Models that are sharded over it keep groups of their own. Idempotent."""
+        """Leaves it: call it on every rank. Waits until all have, at most for the timeout. Models that are sharded over
+        it keep groups of their own. Idempotent."""
+        self._end(self.core.close)
+
+    def abandon(self) -> None:
+        """Leaves it without waiting for the other ranks, because of an error. Idempotent."""
+        self._end(self.core.leave)
+
+    def _end(self, leave: Callable[[], None]) -> None:
         if not self._closed:
             self._closed = True
             self.layers.clear()
-            self.core.close()
+            leave()
 
     def __deepcopy__(self, memo: Any) -> Group:
         return self
@@ -87,11 +96,10 @@ class Group(Closing):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        if error is None:
             self.close()
-        except Error:
-            if error is None:  # else it is a consequence, and says less
-                raise
+        else:
+            self.abandon()
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, rank={self.rank}, size={self.size})"

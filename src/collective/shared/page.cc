@@ -106,7 +106,11 @@ RankState Page::state() const {
 }
 
 void Page::set_state(RankState state) const {
-  header().state.store(static_cast<uint64_t>(state), std::memory_order_seq_cst);
+  std::atomic<uint64_t>& at = header().state;
+  const auto wanted = static_cast<uint64_t>(state);
+  uint64_t before = at.load(std::memory_order_seq_cst);
+  while (before < wanted && !at.compare_exchange_weak(before, wanted, std::memory_order_seq_cst)) {
+  }
 }
 
 void Page::set_failure(const Status& status) const {

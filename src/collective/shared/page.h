@@ -17,12 +17,12 @@
 namespace tessera::collective {
 
 inline constexpr uint64_t kPageMagic = 0x3147505054455354;  // "TSETPPG1"
-inline constexpr uint32_t kPageVersion = 1;
+inline constexpr uint32_t kPageVersion = 2;
 inline constexpr int kMaxRanks = 1024;
 inline constexpr uint32_t kMaxSlots = 1 << 24;
 
-// How far a rank has come. It only grows.
-enum class RankState : uint64_t { kForming, kHere, kLeft, kFailed };
+// How far a rank has come. It only grows. kFinal: its words change no more, though it still calls collectives.
+enum class RankState : uint64_t { kForming, kHere, kFinal, kLeft, kFailed };
 
 // The calls that all ranks make together.
 enum class CallKind : uint32_t { kExchange, kMax, kSum, kSumDone, kBarrier };
