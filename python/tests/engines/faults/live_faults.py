@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+    sys.path[:0] = map(str, pathlib.Path(__file__).resolve().parents[1:3])
 
 import torch
 from fault_campaign import Campaign, cases, table

@@ -17,7 +17,7 @@ import threading
 import time
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+    sys.path[:0] = map(str, pathlib.Path(__file__).resolve().parents[1:3])
 
 from fault_ranks import LARGE
 from fault_servers import LIMIT, Server, train

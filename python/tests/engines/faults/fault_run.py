@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+    sys.path[:0] = map(str, pathlib.Path(__file__).resolve().parents[1:3])
 
 from fault_campaign import Campaign, Outcome, cases, table
 from fault_vllm import write_model
