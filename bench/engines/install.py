@@ -30,6 +30,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python/tests/engines/with_vllm"))
 
 import torch
+import vllm_configs as configs
 import vllm_models as models
 from tessera import engines
 from tessera.engines._pages import StagedPages
@@ -40,9 +41,9 @@ Checkpoint = Mapping[str, torch.Tensor]
 MEGABYTE = 1e6
 
 
-def configuration(layers: int) -> models.Configuration:
+def configuration(layers: int) -> configs.Configuration:
     """A Llama of 300 MB with 14 layers."""
-    return models.configuration(
+    return configs.configuration(
         "llama",
         0,
         hidden_size=1024,

@@ -18,13 +18,13 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python/tests/engines/with_vllm"))
 
+import vllm_configs as configs
 import vllm_maps
-import vllm_models as models
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=models.ARCHITECTURES, default=list(models.ARCHITECTURES))
+    parser.add_argument("--models", nargs="+", choices=configs.ARCHITECTURES, default=list(configs.ARCHITECTURES))
     parser.add_argument("--ranks", nargs="+", type=int, default=(1, 2))
     parser.add_argument("--seeds", nargs="+", type=int, default=(1,))
     options = parser.parse_args()

@@ -28,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python/tests/engines/with_vllm"))
 
 import torch
+import vllm_configs as configs
 import vllm_models as models
 from install import configuration
 from tessera.engines.vllm import Trainer
@@ -73,7 +74,7 @@ class Client:
 
 def measure(options: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
     made = configuration(options.layers) | {"eos_token_id": None}
-    models.save_configuration(made, folder)
+    configs.save_configuration(made, folder)
     torch.manual_seed(0)
     model: Any = models.hf_model(folder)
     model.save_pretrained(folder)

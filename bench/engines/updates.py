@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python/tests/engines/with_vllm"))
 
 import torch
-import vllm_models as models
+import vllm_configs as configs
 from tessera.engines.vllm import Trainer
 from vllm_server import Reference, Server
 
@@ -35,14 +35,14 @@ LENGTH = 6  # tokens of an answer
 ASKED = 2  # answers of each version
 
 
-def configuration(name: str) -> models.Configuration:
+def configuration(name: str) -> configs.Configuration:
     """Large enough that most matrices of dense ones have 1 MiB on each of 2 ranks."""
     dense = {"hidden_size": 512, "intermediate_size": 2048, "head_dim": 128}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     # Of DeepSeek's own rank: vLLM's latent attention on CPUs knows no other one.
     latent = {"num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
     further = latent if name == "deepseek_v2" else heads | (dense if name in ("llama", "qwen3") else {})
-    made = models.configuration(name, 1, **further)
+    made = configs.configuration(name, 1, **further)
     return made if name in ("llama", "qwen3", "deepseek_v2") else made | {"hidden_size": 4 * made["head_dim"]}
 
 
@@ -63,7 +63,7 @@ def megabytes(server: Server) -> float:
 
 def updates(name: str, ranks: int, options: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
     made = configuration(name)
-    models.save_configuration(made, folder)
+    configs.save_configuration(made, folder)
     torch.manual_seed(0)
     reference = Reference(folder)
     reference.model.save_pretrained(folder)

@@ -5,10 +5,11 @@ import math
 
 import pytest
 import torch
+from engine_marks import needs_vllm
 from loaders import LOADERS
 from tessera import engines, maps
 from tessera._bus.mapping import compile_map
-from vllm_configs import CONFIGS, needs_vllm, save_config
+from vllm_configs import CONFIGS, save_configuration
 
 
 def numbered(checkpoint):
@@ -106,7 +107,7 @@ def test_a_known_layout_is_what_vllm_does(name, tp, expert_parallel, tmp_path):
     from tessera.engines._checkpoints import described
     from tessera.engines.vllm import _shadow
 
-    folder = save_config(name, tmp_path)
+    folder = save_configuration(CONFIGS[name], tmp_path)
     checkpoint, _ = described(folder)
     config = _shadow.config_of(folder, tp, expert_parallel=expert_parallel)
     with _shadow.group(config):

@@ -5,11 +5,12 @@ import subprocess
 import sys
 
 import pytest
+from engine_marks import needs_vllm
 from loaders import LOADERS
 from tessera import engines
 from tessera.engines.__main__ import main
 from tessera.engines._report import Report
-from vllm_configs import needs_vllm, save_config
+from vllm_configs import CONFIGS, save_configuration
 
 
 def report(name, world):
@@ -80,7 +81,7 @@ def test_bad_arguments_are_refused(arguments, error, capsys):
 
 def test_without_vllm_it_tells_how_to_get_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    assert main(["map", str(save_config("llama", tmp_path))]) == 2
+    assert main(["map", str(save_configuration(CONFIGS["llama"], tmp_path))]) == 2
     assert "vLLM is not installed here" in capsys.readouterr().err
 
 
@@ -92,7 +93,13 @@ def test_unknown_subcommands_are_refused(capsys):
 
 @needs_vllm
 def test_it_asks_vllm(tmp_path):
-    command = [sys.executable, "-m", "tessera.engines", "map", str(save_config("qwen3_moe", tmp_path) / "config.json")]
+    command = [
+        sys.executable,
+        "-m",
+        "tessera.engines",
+        "map",
+        str(save_configuration(CONFIGS["qwen3_moe"], tmp_path) / "config.json"),
+    ]
     done = subprocess.run([*command, "--tp", "4", "--json"], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -108,6 +115,14 @@ def test_it_asks_vllm(tmp_path):
 
 @needs_vllm
 def test_what_vllm_refuses_is_told(tmp_path):
-    command = [sys.executable, "-m", "tessera.engines", "map", str(save_config("llama", tmp_path)), "--tp", "3"]
+    command = [
+        sys.executable,
+        "-m",
+        "tessera.engines",
+        "map",
+        str(save_configuration(CONFIGS["llama"], tmp_path)),
+        "--tp",
+        "3",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2 and "vLLM refuses it: " in done.stderr and "Traceback" not in done.stderr

@@ -13,7 +13,8 @@ import time
 from collections.abc import Iterator
 
 if __name__ == "__main__":
-    sys.path[:0] = map(str, pathlib.Path(__file__).resolve().parents[1:3])
+    _engines, _tests = pathlib.Path(__file__).resolve().parents[1:3]
+    sys.path[:0] = map(str, (_engines, _engines / "with_vllm", _tests))
 
 from fault_campaign import Campaign, Outcome, cases, table
 from fault_vllm import write_model

@@ -9,26 +9,9 @@ from typing import Any
 
 import torch
 from fault_points import Faults
+from vllm_configs import CONFIGS, save_configuration
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "hidden_act": "silu",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 500,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e4,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": False,
-}
+LLAMA = CONFIGS["llama"] | {"vocab_size": 500}
 FAULTS = Faults()
 
 
@@ -37,7 +20,7 @@ def write_model(path: str) -> str:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = pathlib.Path(path)
-    (folder / "config.json").write_text(json.dumps(LLAMA))
+    save_configuration(LLAMA, folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     shapes = {name: list(each.shape) for name, each in model.state_dict().items()}

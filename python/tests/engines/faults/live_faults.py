@@ -24,14 +24,17 @@ from collections.abc import Mapping
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[:0] = map(str, pathlib.Path(__file__).resolve().parents[1:3])
+    _engines, _tests = pathlib.Path(__file__).resolve().parents[1:3]
+    sys.path[:0] = map(str, (_engines, _engines / "with_vllm", _tests))
 
 import torch
 from fault_campaign import Campaign, cases, table
 from fault_servers import free_port
 from fault_vllm import LLAMA
 from jobs import Jobs
+from vllm_configs import save_configuration
 
+HERE = pathlib.Path(__file__).resolve().parent
 POOL = 8  # contents with known tokens, which differ from each other
 PROMPT = [5, 17, 200, 33, 8]
 TOKENS = 6
@@ -45,7 +48,7 @@ def write_pool(folder: pathlib.Path) -> list[list[int]]:
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    (folder / "config.json").write_text(json.dumps(LLAMA))
+    save_configuration(LLAMA, folder)
     configuration = AutoConfig.from_pretrained(folder)
     tokens: list[list[int]] = []
     for seed in itertools.count():
@@ -95,7 +98,9 @@ class LiveServer:
         self.url = f"http://127.0.0.1:{port}"
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(HERE), str(HERE.parent / "with_vllm"), os.environ.get("PYTHONPATH", "")]
+            ),
             "TESSERA_RUNTIME_DIR": str(folder / "run"),
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_PLUGINS": "tessera",

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from engine_marks import needs_vllm
 from played_vllm import Client, Worker
-from vllm_configs import needs_vllm, save_config
+from vllm_configs import CONFIGS, save_configuration
 
 
 def made_by_transformers(folder, seed):
@@ -72,7 +73,7 @@ def test_a_module_of_transformers_is_sent_to_a_model_of_vllm(name, tmp_path, mon
                     yield parts, value
 
     ours.register()
-    folder = save_config(name, tmp_path)
+    folder = save_configuration(CONFIGS[name], tmp_path)
     config = _shadow.config_of(folder, 1)
     source = Experts if name == "qwen3_moe" else ModuleSource
     with _shadow.group(config), set_current_vllm_config(config):

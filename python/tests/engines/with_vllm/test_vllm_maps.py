@@ -4,13 +4,13 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import vllm_configs as configs
 import vllm_maps
-import vllm_models as models
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_writing_by_the_map_is_what_vllms_loader_does(ranks):
-    names = list(models.ARCHITECTURES)
+    names = list(configs.ARCHITECTURES)
     found = vllm_maps.compare_all(names, seed=10 + ranks, ranks=ranks)
     assert len(found) == ranks * len(names)
     assert [(each["model"], each["rank"], each["differing"]) for each in found if each["differing"]] == []

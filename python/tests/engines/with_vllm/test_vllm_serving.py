@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
-import vllm_models as models
+import vllm_configs as configs
 from tessera.engines.vllm import Trainer
 from vllm_server import Reference, Server
 
@@ -20,7 +20,7 @@ SPARSE = {"hidden_size": 128, "head_dim": 32, "num_attention_heads": 4, "num_key
     ids=["exchanged on two ranks", "packed"],
 )
 def test_each_version_answers_as_transformers_do(name, sizes, ranks, in_place, tmp_path):
-    models.save_configuration(models.configuration(name, 1, **sizes), tmp_path)
+    configs.save_configuration(configs.configuration(name, 1, **sizes), tmp_path)
     reference = Reference(tmp_path)
     reference.model.save_pretrained(tmp_path)
     weights = reference.fill(0)
@@ -49,7 +49,7 @@ def test_each_version_answers_as_transformers_do(name, sizes, ranks, in_place, t
 
 
 def test_a_version_that_never_comes_leaves_the_one_before(tmp_path):
-    models.save_configuration(models.configuration("llama", 1, hidden_size=128, head_dim=32), tmp_path)
+    configs.save_configuration(configs.configuration("llama", 1, hidden_size=128, head_dim=32), tmp_path)
     reference = Reference(tmp_path)
     reference.model.save_pretrained(tmp_path)
     weights = {key: torch.clone(each) for key, each in reference.fill(1).items()}

@@ -9,12 +9,13 @@ import time
 from typing import Any
 
 import torch
+import vllm_configs as configs
 import vllm_models as models
 from tessera import engines
 from tessera.engines.vllm._meta import on_meta
 
 
-def compare(made: models.Configuration, rank: int, ranks: int, port: int, seed: int = 1) -> dict[str, Any]:
+def compare(made: configs.Configuration, rank: int, ranks: int, port: int, seed: int = 1) -> dict[str, Any]:
     """Learns the map, and writes a random checkpoint both ways. `differing` names parameters that are not equal in
     every bit; those that the loader computes are left to it, and named."""
     checkpoint = models.random_checkpoint(made, seed)
@@ -74,7 +75,7 @@ def main() -> None:
     seed, ranks, port, rank = map(int, sys.argv[1:5])
     torch.set_num_threads(1)
     for name in sys.argv[5:]:
-        print(json.dumps(compare(models.configuration(name, seed), rank, ranks, port)), flush=True)
+        print(json.dumps(compare(configs.configuration(name, seed), rank, ranks, port)), flush=True)
 
 
 if __name__ == "__main__":

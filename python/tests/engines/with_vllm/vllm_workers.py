@@ -12,30 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import vllm_configs as configs
 import vllm_models as models
 
-MAMBA = {
-    **models.COMMON,
-    "architectures": ["Mamba2ForCausalLM"],
-    "model_type": "mamba2",
-    "hidden_size": 128,
-    "state_size": 16,
-    "num_hidden_layers": 2,
-    "num_heads": 8,
-    "head_dim": 32,
-    "n_groups": 1,
-    "expand": 2,
-    "conv_kernel": 4,
-    "vocab_size": 600,
-    "tie_word_embeddings": True,
-    "use_conv_bias": True,
-    "use_bias": False,
-    "rms_norm": True,
-    "hidden_act": "silu",
-    "layer_norm_epsilon": 1e-5,
-    "chunk_size": 64,
-    "time_step_limit": [0.0, 1e9],
-}
 LIMIT = 300.0
 _TRAIN = """
 import sys, tessera, torch
@@ -51,10 +30,6 @@ with tessera.connect("weights", role="trainer", peer=["engine"], rank=0, world=1
         if not sys.stdin.readline():
             break
 """
-
-
-def configuration(name: str, seed: int) -> models.Configuration:
-    return MAMBA if name == "mamba2" else models.configuration(name, seed)
 
 
 class Engine:
@@ -100,7 +75,7 @@ def held(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def loaded_by_vllm(made: models.Configuration, config: Any, checkpoint: dict[str, torch.Tensor]) -> Any:
+def loaded_by_vllm(made: configs.Configuration, config: Any, checkpoint: dict[str, torch.Tensor]) -> Any:
     from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
     from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -120,7 +95,7 @@ def differing(model: torch.nn.Module, wanted: dict[str, torch.Tensor]) -> list[s
 def compare(name: str, starts: str, seed: int = 3) -> list[dict[str, Any]]:
     """Of three versions. `starts`: with "checkpoint" the engine has loaded another one; with "trainer" it waits for the
     first version, as --load-format tessera does."""
-    made = configuration(name, seed)
+    made = configs.configuration(name, seed)
     versions = [models.random_checkpoint(made, seed + each) for each in range(3)]
     with tempfile.NamedTemporaryFile() as file, models.loaded_form(made, port=models.free_port()) as (config, model):
         torch.save(versions, file.name)
