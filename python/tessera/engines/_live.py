@@ -14,6 +14,7 @@ import torch
 
 from .._errors import InvalidArgumentError, MismatchError, UnavailableError
 from ._learn import Form, LearnedMap, Piece
+from ._updates import ANOTHER_FAILED
 
 Agree = Callable[[str | None], bool]
 """Collective over the ranks of an engine: whether all of them propose the same; None is a "no". It must end by a
@@ -390,7 +391,7 @@ class LiveWeights:
             interrupt = error
         if interrupt is not None:  # such as KeyboardInterrupt: all ranks are in step, and this one is asked to end
             raise interrupt
-        text = "" if ok else "another rank failed" if error is None else f"{type(error).__name__}: {error}"
+        text = "" if ok else ANOTHER_FAILED if error is None else f"{type(error).__name__}: {error}"
         serving = self._serving
         seconds = time.monotonic() - began
         return Verdict(ok, serving.version, self._staged, self._rank, text, seconds, serving.run)

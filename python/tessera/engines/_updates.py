@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+ANOTHER_FAILED = "another rank failed"
+"""What a rank says that is well, and goes back with one that is not."""
+_MOST_NAMED = 4
 Ranks = Sequence[Mapping[str, Any]]
 """What each rank of an engine says."""
 
@@ -30,3 +33,15 @@ class EngineUpdate:
     pause: float = 0.0
     run: str = ""
     ranks: Ranks = field(default=(), repr=False)
+
+
+def told(errors: Iterable[tuple[int, str]]) -> str:
+    """What ranks say, of pairs (rank, error): of those that know why, if there are some. Empty for none."""
+    said = [f"rank {rank}: {error}" for rank, error in errors]
+    known = [each for each in said if not each.endswith(ANOTHER_FAILED)] or said[:1]
+    return "; ".join(known[:_MOST_NAMED])
+
+
+def mixed(error: str, left: str = "the server is left paused") -> str:
+    """The same of an engine whose ranks hold weights of two versions. `left`: what that means for it."""
+    return f"{error or 'ranks differ'}; weights of two versions are mixed, and {left}"

@@ -22,6 +22,7 @@ from ..._errors import DeadlineExceededError, Error, InvalidArgumentError
 from ..._tensors.torch import torch_dtype
 from .._learn import learn_map
 from .._live import LiveWeights, Verdict
+from .._updates import ANOTHER_FAILED
 from ._verdicts import Teller
 
 SETTINGS = "TESSERA_SGLANG"
@@ -126,7 +127,7 @@ class Server:
         if self._agree(not error):
             return Verdict(True, 0, None, self._rank)
         self._leave()
-        return Verdict(False, 0, None, self._rank, error or "another rank failed")
+        return Verdict(False, 0, None, self._rank, error or ANOTHER_FAILED)
 
     def _meet(self, model: torch.nn.Module, settings: Settings) -> None:
         if self._rank == 0 and self._teller is None:

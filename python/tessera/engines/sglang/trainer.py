@@ -13,7 +13,7 @@ from ..._bus.bus import connect
 from ..._closing import Closing
 from ..._errors import Error, InvalidArgumentError, UnavailableError
 from .._http import call
-from .._updates import EngineUpdate
+from .._updates import EngineUpdate, mixed, told
 from ._verdicts import Reader
 
 LOADER = "tessera.engines.sglang.load"
@@ -203,10 +203,9 @@ def _update_of(ranks: list[dict[str, Any]], version: int, pause: float) -> Engin
     serves = min(each["version"] for each in ranks)
     failed = [each for each in ranks if not each["ok"]]
     if failed:
-        first = min(failed, key=lambda each: each["error"] == "another rank failed")
-        torn = any(each["torn"] for each in ranks)
-        left = "; weights of two versions are mixed, and the server is left paused" if torn else ""
-        return EngineUpdate(False, serves, f"rank {first['rank']}: {first['error']}{left}", pause, ranks=tuple(ranks))
+        error = told((each["rank"], each["error"]) for each in failed)
+        error = mixed(error) if any(each["torn"] for each in ranks) else error
+        return EngineUpdate(False, serves, error, pause, ranks=tuple(ranks))
     late = not ranks[0]["joined"] and serves < version
     behind = f"it took version {serves}, which was on its way, and not {version}" if late else ""
     return EngineUpdate(not behind, serves, behind, pause, ranks=tuple(ranks))

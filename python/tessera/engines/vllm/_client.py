@@ -8,7 +8,7 @@ from typing import Any
 
 from ..._errors import UnavailableError
 from .._http import NotFound, NotUp, call
-from .._updates import EngineUpdate, Ranks
+from .._updates import EngineUpdate, Ranks, mixed, told
 
 PAUSES = ("keep", "wait", "abort")
 NOT_MET = "it has not met this trainer"
@@ -16,7 +16,6 @@ _POLL_SECONDS = (0.002, 0.05)  # the first, and the longest
 _EXTRA_SECONDS = 10.0  # for what a server does besides waiting for the trainer
 _STATUS_SECONDS = 10.0  # of a server in trouble
 _MOST_SHOWN = 500
-_MOST_NAMED = 4
 
 
 def update_of(answer: Mapping[str, Any], wanted: int, run: str) -> EngineUpdate:
@@ -44,25 +43,19 @@ def outcome(
     run, version = ("", None) if serves is None else serves
     error = error or failed(ranks) or refused(ranks)
     if serves is None:
-        error = f"{error or 'ranks differ'}; weights of two versions are mixed, and {when_mixed}"
+        error = mixed(error, when_mixed)
     return {"ok": not error, "version": version, "run": run, "error": error, "pause": pause, "ranks": list(ranks)}
 
 
 def failed(ranks: Ranks) -> str:
     """What a step raised in workers, or nothing."""
-    return _told([f"rank {rank}: {each['failure']}" for rank, each in enumerate(ranks) if each["failure"]])
+    return told((rank, each["failure"]) for rank, each in enumerate(ranks) if each["failure"])
 
 
 def refused(ranks: Ranks) -> str:
     """Why an update was not installed, or nothing."""
     verdicts = [each["verdict"] for each in ranks if each["verdict"] is not None and not each["verdict"]["ok"]]
-    return _told([f"rank {verdict['rank']}: {verdict['error']}" for verdict in verdicts])
-
-
-def _told(errors: list[str]) -> str:
-    """Of ranks that know."""
-    known = [each for each in errors if not each.endswith("another rank failed")] or errors[:1]
-    return "; ".join(known[:_MOST_NAMED])
+    return told((verdict["rank"], verdict["error"]) for verdict in verdicts)
 
 
 _STATUS = {
