@@ -5,6 +5,7 @@ The first line of a snippet has its name; `# train.py: torchrun --nproc-per-node
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -142,3 +143,12 @@ def test_the_reference_has_every_public_name_of_packages_for_torch() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     assert [name for name in checkpoint.__all__ if f"tessera.checkpoint.{name}\n" not in page] == []
     assert [name for name in etp.__all__ if not re.search(rf"tessera\.etp\.{name}\b", page)] == []
+
+
+@pytest.mark.parametrize("package", ["", ".vllm", ".sglang", ".megatron", ".verl", ".trl"])
+def test_the_reference_has_every_public_name_of_packages_for_engines(package: str) -> None:
+    pytest.importorskip("torch")
+    full = f"tessera.engines{package}"
+    names = importlib.import_module(full).__all__
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert [name for name in names if not re.search(rf":: {re.escape(full)}\.{name}(\(|$)", page, re.MULTILINE)] == []
