@@ -61,6 +61,7 @@ def join(rank: int, ranks: int, port: int) -> None:
     if torch.distributed.is_initialized():
         parallel_state.destroy_model_parallel()
     else:
+        os.environ["VLLM_DIST_IDENT"] = str(port)  # names their shared memory: vLLM asks for it
         parallel_state.init_distributed_environment(
             world_size=ranks,
             rank=rank,
