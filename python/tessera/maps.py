@@ -6,8 +6,8 @@ that holds its tensors in this form needs no map; other jobs pass one:
     bus.register(model, map=maps.transformers(model.config))              # transformers 5 stacks the experts
     bus.register(params, map=maps.engine(config, tp_rank, tp_size))       # as vLLM lays a model out: fused, and sharded
 
-A `config` is transformers' object, or the dict that config.json holds. Dense Llama, Mistral and Qwen models and Qwen's
-mixtures of experts are known: see MODEL_TYPES.
+A `config` is transformers' object, or the dict that config.json holds. Dense Llama, Mistral and Qwen models, Mixtral
+and Qwen's mixtures of experts are known: see MODEL_TYPES.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from ._arguments import sizes, whole
 from ._bus.mapping import Mapped, Part
 from ._errors import InvalidArgumentError, UnimplementedError
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
+MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
 """What config.model_type may be."""
 
 _Rule = Callable[[re.Match[str], Any], list[Part]]
+_EXPERTS = "num_experts", "moe_intermediate_size", ("gate_proj", "up_proj", "down_proj")
+_EXPERTS_OF_MIXTRAL = "num_local_experts", "intermediate_size", ("w1", "w3", "w2")
+"""Of a mixture of experts: where the config has their number and their width, and what their projections are called."""
 
 
 def transformers(config: Any) -> Callable[[str, Any], Mapped]:
     """The map of a model of transformers 5 as it is in memory: experts stacked as `experts.gate_up_proj [E, 2I, H]` and
-    `experts.down_proj [E, H, I]` become one tensor an expert; every other name is the checkpoint's already.
+    `experts.down_proj [E, H, I]` become one tensor an expert; every other name is the checkpoint's already, but for
+    Mixtral's `mlp`, which is `block_sparse_moe` there.
 
     Parameters may be plain, or DTensors, with the experts on any dims. (Transformers' own tensor parallel plan packs
     `gate_up_proj` in an order that its DTensor does not show: write Parts of your own for it.)
@@ -38,22 +42,26 @@ def transformers(config: Any) -> Callable[[str, Any], Mapped]:
     Raises UnimplementedError for a model that is not known.
     """
     _require_known(config)
+    number, width, (gate, up, down) = _experts_of(config)
 
-    def gate_up(match: re.Match[str], tensor: Any) -> list[Part]:
-        experts, middle = _count(config, "num_experts"), _count(config, "moe_intermediate_size")
+    def saved(name: str) -> str:
+        return name.replace(".mlp.", ".block_sparse_moe.") if _is_mixtral(config) else name
+
+    def first(match: re.Match[str], tensor: Any) -> list[Part]:
+        experts, middle = _count(config, number), _count(config, width)
         return [
-            Part(f"{match[1]}{expert}.{name}.weight", whole=(expert, rows))
+            Part(f"{saved(match[1])}{expert}.{name}.weight", whole=(expert, rows))
             for expert in range(experts)
-            for name, rows in (("gate_proj", slice(0, middle)), ("up_proj", slice(middle, 2 * middle)))
+            for name, rows in ((gate, slice(0, middle)), (up, slice(middle, 2 * middle)))
         ]
 
-    def down(match: re.Match[str], tensor: Any) -> list[Part]:
-        experts = _count(config, "num_experts")
-        return [Part(f"{match[1]}{expert}.down_proj.weight", whole=expert) for expert in range(experts)]
+    def second(match: re.Match[str], tensor: Any) -> list[Part]:
+        experts = _count(config, number)
+        return [Part(f"{saved(match[1])}{expert}.{down}.weight", whole=expert) for expert in range(experts)]
 
     return _by_rules(
-        {r"(.*\.experts\.)gate_up_proj": gate_up, r"(.*\.experts\.)down_proj": down},
-        lambda name, tensor: name,
+        {r"(.*\.experts\.)gate_up_proj": first, r"(.*\.experts\.)down_proj": second},
+        lambda name, tensor: saved(name),
     )
 
 
@@ -105,7 +113,8 @@ class _Engine:
         self._kv_heads = _count(config, "num_key_value_heads", self._heads, lowest=1)
         self._head_dim = _count(config, "head_dim", 0) or _count(config, "hidden_size") // self._heads
         self._vocabulary = _count(config, "vocab_size")
-        self._experts = _count(config, "num_experts", 0)
+        number, _, (self._gate, self._up, self._down) = _experts_of(config)
+        self._experts = _count(config, number, 0)
         if self._heads % tp_size or max(self._kv_heads, tp_size) % min(self._kv_heads, tp_size):
             raise InvalidArgumentError(
                 f"{self._heads} heads and {self._kv_heads} kv heads cannot be shared out to {tp_size} ranks evenly"
@@ -179,14 +188,14 @@ class _Engine:
         return [
             Part(f"{match[1]}{expert}.{name}.weight", (at, part), layout, (size, hidden))
             for at, expert in enumerate(self._own_experts(match[0], experts))
-            for name, part in (("gate_proj", slice(0, half)), ("up_proj", slice(half, rows)))
+            for name, part in ((self._gate, slice(0, half)), (self._up, slice(half, rows)))
         ]
 
     def _w2(self, match: re.Match[str], tensor: Any) -> list[Part]:
         experts, hidden, columns = tensor.shape
         layout, size = (self._alone, columns) if self._expert_parallel else (self._columns, columns * self._size)
         return [
-            Part(f"{match[1]}{expert}.down_proj.weight", at, layout, (hidden, size))
+            Part(f"{match[1]}{expert}.{self._down}.weight", at, layout, (hidden, size))
             for at, expert in enumerate(self._own_experts(match[0], experts))
         ]
 
@@ -215,6 +224,14 @@ def _by_rules(rules: dict[str, _Rule], otherwise: Callable[[str, Any], Mapped]) 
         return otherwise(name, tensor)
 
     return apply
+
+
+def _is_mixtral(config: Any) -> bool:
+    return bool(_get(config, "model_type", None) == "mixtral")
+
+
+def _experts_of(config: Any) -> tuple[str, str, tuple[str, str, str]]:
+    return _EXPERTS_OF_MIXTRAL if _is_mixtral(config) else _EXPERTS
 
 
 def _require_known(config: Any) -> None:

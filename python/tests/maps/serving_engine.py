@@ -41,8 +41,8 @@ class EngineRank:
 
     def build(self, checkpoint: dict[str, torch.Tensor]) -> EngineRank:
         """Creates the parameters for a checkpoint's names."""
-        tp, moe = self.tp_size, getattr(self.config, "moe_intermediate_size", 0)
-        experts = getattr(self.config, "num_experts", 0)
+        tp, moe = self.tp_size, getattr(self.config, "moe_intermediate_size", self.config.intermediate_size)
+        experts = self._experts()
         for name, weight in checkpoint.items():
             shape = list(weight.shape)
             if ".experts." in name:
@@ -68,6 +68,10 @@ class EngineRank:
                     shape[0] = self.vocabulary_rows
             self._make(name, shape, weight.dtype)
         return self
+
+    def _experts(self) -> int:
+        given = self.config.to_dict()
+        return given.get("num_experts") or given.get("num_local_experts") or 0
 
     def _make(self, name: str, shape: list[int], dtype: torch.dtype) -> None:
         if name not in self.params:
@@ -123,11 +127,11 @@ class EngineRank:
         expert = int(index)
         tp_rank = self.tp_rank
         if self.expert_parallel:
-            local = self.config.num_experts // self.tp_size
+            local = self._experts() // self.tp_size
             if expert // local != self.tp_rank:
                 return
             expert, tp_rank = expert % local, 0
-        if projection == "down_proj":
+        if projection in ("down_proj", "w2"):
             data = self.params[f"{prefix}.experts.w2_weight"].data[expert]
             size = data.shape[1]
             data.copy_(weight.narrow(1, size * tp_rank, size))
@@ -135,4 +139,4 @@ class EngineRank:
         data = self.params[f"{prefix}.experts.w13_weight"].data[expert]
         size = data.shape[0] // 2
         loaded = weight.narrow(0, size * tp_rank, size)
-        data.narrow(0, 0 if projection == "gate_proj" else size, size).copy_(loaded)
+        data.narrow(0, 0 if projection in ("gate_proj", "w1") else size, size).copy_(loaded)

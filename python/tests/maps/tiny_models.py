@@ -26,6 +26,7 @@ MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "mistral": {},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": {},
     "qwen3": {"head_dim": 8},
     "qwen3_moe": {"head_dim": 8, **MOE},
