@@ -12,6 +12,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <memory>
 #include <stop_token>
@@ -30,6 +31,8 @@ namespace {
 
 // A shorter wait is not worth a thread.
 constexpr Timeout kShortWait = std::chrono::milliseconds(1);
+constexpr Duration kLook = std::chrono::milliseconds(10);
+constexpr Duration kWaitsEnd = std::chrono::seconds(10);    // they end as soon as they look
 constexpr Timeout kLongWait = std::chrono::hours(24 * 30);  // operations end at their own deadlines
 
 Mode mode_from(const std::string& name) {
@@ -49,8 +52,9 @@ DigestMode digest_from(const Digests& digest) {
 class PyBus {
  public:
   PyBus(std::string job, Rank rank, int world, std::string store, std::string name_space, std::string agent,
-        int threads, const Digests& digest, std::optional<double> timeout, std::optional<double> stall)
-      : world_(world) {
+        int threads, const Digests& digest, std::optional<double> timeout, std::optional<double> stall,
+        const std::stop_source* stop)
+      : world_(world), stop_(stop == nullptr ? std::stop_source() : *stop) {
     const BusOptions options{.job = std::move(job),
                              .rank = rank,
                              .world = world,
@@ -83,7 +87,24 @@ class PyBus {
 
   // Makes a call that waits for other ranks.
   void wait(const std::function<void()>& call) {
-    call_interruptibly(call, [this] { interrupt(); });
+    call_interruptibly(
+        [&] {
+          const Waiting waiting(*this);
+          call();
+        },
+        [this] { interrupt(); });
+  }
+  // Ends these calls of all threads with kCancelled, and later ones.
+  void end_waits() {
+    const nb::gil_scoped_release released;
+    if (::getpid() != process_) return;  // a forked child has not these threads
+    const Deadline deadline = Deadline::after(kWaitsEnd);
+    const MutexLock lock(mutex_);
+    ended_ = true;
+    while (waits_ > 0 && !deadline.passed()) {
+      if (bus_) bus_->interrupt();
+      changed_.wait_until(mutex_, Deadline::after(kLook));  // one may have begun to wait for something else
+    }
   }
   void interrupt() {
     const MutexLock lock(mutex_);
@@ -99,9 +120,34 @@ class PyBus {
   }
 
  private:
+  class Waiting {
+   public:
+    explicit Waiting(PyBus& bus) : bus_(bus) {
+      const MutexLock lock(bus_.mutex_);
+      if (bus_.ended_) fail(ErrorCode::kCancelled, "the bus was closed: connect() again"_message);
+      ++bus_.waits_;
+    }
+    ~Waiting() {
+      {
+        const MutexLock lock(bus_.mutex_);
+        --bus_.waits_;
+      }
+      bus_.changed_.notify_all();
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    PyBus& bus_;
+  };
+
   const int world_;
+  const pid_t process_ = ::getpid();
   std::stop_source stop_;
   Mutex mutex_;
+  CondVar changed_;
+  int waits_ GUARDED_BY(mutex_) = 0;
+  bool ended_ GUARDED_BY(mutex_) = false;
   std::unique_ptr<Bus> bus_ GUARDED_BY(mutex_);
 };
 
@@ -349,10 +395,10 @@ void bind_bus(nb::module_& module) {
              "Raises InvalidArgumentError unless the text may name a job, pair, batch or namespace.");
   nb::class_<PyBus>(module, "Bus")
       .def(nb::init<std::string, Rank, int, std::string, std::string, std::string, int, Digests, std::optional<double>,
-                    std::optional<double>>(),
+                    std::optional<double>, const std::stop_source*>(),
            nb::kw_only(), nb::arg("job"), nb::arg("rank"), nb::arg("world"), nb::arg("store") = "",
            nb::arg("namespace") = "", nb::arg("agent") = "", nb::arg("threads") = 0, nb::arg("digest") = true,
-           nb::arg("timeout") = nb::none(), nb::arg("stall") = nb::none())
+           nb::arg("timeout") = nb::none(), nb::arg("stall") = nb::none(), nb::arg("stop") = nb::none())
       .def("register_batch", register_batch, nb::arg("batch"), nb::arg("tensors"), nb::arg("sends"),
            nb::arg("timeout") = nb::none(), nb::arg("mode") = "inplace", nb::arg("snapshots") = 2,
            nb::arg("pinned") = false, nb::arg("delta") = false, nb::arg("stop") = nb::none(),
@@ -360,6 +406,7 @@ void bind_bus(nb::module_& module) {
       .def_prop_ro("world", &PyBus::world, "Ranks of this job.")
       .def("close", &PyBus::close, "Leaves once its pairs and batches have gone. Idempotent.")
       .def("interrupt", &PyBus::interrupt, "Ends what waits for other ranks now, on any thread; later calls work.")
+      .def("end_waits", &PyBus::end_waits, "Ends what waits for other ranks, on any thread, and what would later.")
       .def("alive", [](PyBus& self) { return released([&] { return self.get().alive(); }); });
   nb::class_<PyPair>(module, "Pair")
       .def(nb::init<SharedBus, const std::string&, const std::string&, std::optional<double>, std::optional<Layout>,

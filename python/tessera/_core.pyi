@@ -738,7 +738,7 @@ def check_name(what: str, name: str) -> None:
     """
 
 class Bus:
-    def __init__(self, *, job: str, rank: int, world: int, store: str = '', namespace: str = '', agent: str = '', threads: int = 0, digest: bool | str = True, timeout: float | None = None, stall: float | None = None) -> None: ...
+    def __init__(self, *, job: str, rank: int, world: int, store: str = '', namespace: str = '', agent: str = '', threads: int = 0, digest: bool | str = True, timeout: float | None = None, stall: float | None = None, stop: StopSource | None = None) -> None: ...
 
     def register_batch(self, batch: str, tensors: Sequence[tuple[Pair, Sequence[TensorSpec]]], sends: bool, timeout: float | None = None, mode: str = 'inplace', snapshots: int = 2, pinned: bool = False, delta: bool = False, stop: StopSource | None = None, grace: float | None = None) -> Batch:
         """Of [(pair, tensors)]. Blocks until the other job has registered it."""
@@ -752,6 +752,9 @@ class Bus:
 
     def interrupt(self) -> None:
         """Ends what waits for other ranks now, on any thread; later calls work."""
+
+    def end_waits(self) -> None:
+        """Ends what waits for other ranks, on any thread, and what would later."""
 
     def alive(self) -> bool: ...
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from .. import _core
 from .._arguments import choice, elements, flag, optional_text, pattern, seconds, text, whole
 from .._closing import Closing, close_at_exit
-from .._errors import AlreadyExistsError, InvalidArgumentError
+from .._errors import AlreadyExistsError, CancelledError, InvalidArgumentError
 from .._launch import launch
 from .._tensors.layouts import LayoutLike, as_layout
 from .._tensors.walk import Hold, require_hold
@@ -75,27 +75,20 @@ def connect(
         UnavailableError: No store answers.
         KeyboardInterrupt: Ctrl-C ends the wait.
     """
-    pair, role, peer = text("pair", pair), text("role", role), peer_names("peer", peer)
-    timeout = seconds("timeout", timeout)
-    own_rank, own_world = launch(rank, world)
-    default = None if layout is None else as_layout(layout)
-    core = _core.Bus(
-        job=role,
-        rank=own_rank,
-        world=own_world,
-        store=optional_text("store", store),
-        namespace=optional_text("namespace", namespace),
-        agent=optional_text("agent", agent),
-        threads=whole("threads", threads, 0, MAX_THREADS),
-        digest=choice("digest", digest, get_args(DigestName)) if isinstance(digest, str) else flag("digest", digest),
+    return Connecting().connect(
+        pair,
+        role=role,
+        peer=peer,
+        store=store,
+        namespace=namespace,
+        rank=rank,
+        world=world,
         timeout=timeout,
+        layout=layout,
+        agent=agent,
+        threads=threads,
+        digest=digest,
     )
-    try:
-        joined = join(core, pair, peer, timeout, default)
-    except BaseException:
-        core.close()  # the traceback may keep it alive: releases the rank
-        raise
-    return Bus(core, joined, pair, role, peer, own_rank, own_world, timeout, default)
 
 
 class Bus(Closing):
@@ -270,7 +263,12 @@ class Bus(Closing):
         return self._require_open().manifest(text("batch", batch), limit)
 
     def close(self) -> None:
-        """Closes every batch and leaves the pair. Idempotent."""
+        """Closes every batch and leaves the pair. Calls of other threads that wait for other ranks end with
+        CancelledError; a transfer that reads or writes tensors is waited for. Idempotent."""
+        with self._lock:
+            core = self._core
+        if core is not None:
+            core.end_waits()
         with self._lock:
             batches = list(self._batches.values())
         for batch in batches:
@@ -322,6 +320,83 @@ class Bus(Closing):
         return f"Bus({self.pair!r}: {own}, peer {peer}, {state})"
 
 
+class Connecting:
+    """A connect() that another thread may end. For one call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stop = _core.StopSource()
+        self._closed = False
+        self._core: _core.Bus | None = None
+        self._bus: Bus | None = None
+
+    def close(self) -> None:
+        """The call raises CancelledError, whether it has begun or will; the bus that it has returned is closed."""
+        with self._lock:
+            self._closed = True
+            core, bus = self._core, self._bus
+        self._stop.request_stop()
+        if bus is not None:
+            bus.close()
+        elif core is not None:
+            core.end_waits()
+
+    def connect(
+        self,
+        pair: str,
+        *,
+        role: str,
+        peer: str | Sequence[str],
+        store: str | None = None,
+        namespace: str | None = None,
+        rank: int | None = None,
+        world: int | None = None,
+        timeout: float = 60,
+        layout: LayoutLike | None = None,
+        agent: str | None = None,
+        threads: int = 0,
+        digest: bool | DigestName = True,
+    ) -> Bus:
+        """See connect()."""
+        pair, role, peer = text("pair", pair), text("role", role), peer_names("peer", peer)
+        timeout = seconds("timeout", timeout)
+        own_rank, own_world = launch(rank, world)
+        default = None if layout is None else as_layout(layout)
+        core = _core.Bus(
+            job=role,
+            rank=own_rank,
+            world=own_world,
+            store=optional_text("store", store),
+            namespace=optional_text("namespace", namespace),
+            agent=optional_text("agent", agent),
+            threads=whole("threads", threads, 0, MAX_THREADS),
+            digest=_digest_from(digest),
+            timeout=timeout,
+            stop=self._stop,
+        )
+        try:
+            with self._lock:
+                self._core = core
+            self._require_wanted()
+            joined = join(core, pair, peer, timeout, default)
+        except BaseException:
+            core.close()  # the traceback may keep it alive: releases the rank
+            raise
+        bus = Bus(core, joined, pair, role, peer, own_rank, own_world, timeout, default)
+        with self._lock:
+            self._bus = bus
+        try:
+            self._require_wanted()
+        except BaseException:
+            bus.close()
+            raise
+        return bus
+
+    def _require_wanted(self) -> None:
+        if self._closed:
+            raise CancelledError("connect() was ended by another thread")
+
+
 def peer_names(what: str, peer: str | Sequence[str]) -> str | list[str]:
     """The name of a job, or a list of names; raises InvalidArgumentError for anything else."""
     if not isinstance(peer, list | tuple):
@@ -351,6 +426,10 @@ def require_mode(mode: str) -> None:
 def require_direction(direction: str) -> None:
     """Raises InvalidArgumentError unless it is a Direction."""
     choice("direction", direction, get_args(Direction))
+
+
+def _digest_from(digest: bool | DigestName) -> bool | str:
+    return choice("digest", digest, get_args(DigestName)) if isinstance(digest, str) else flag("digest", digest)
 
 
 def _matcher(what: str, names: Names | None) -> Callable[[str], bool]:

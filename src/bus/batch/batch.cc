@@ -436,6 +436,11 @@ void BatchImpl::part(const Status& why) {
     pending = operation_;
     if (was_closed) return;
     parting_ = why;
+    {
+      const MutexLock lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
     if (operation_)
       fail_operation(
           !why.ok() ? why

@@ -189,6 +189,7 @@ class BatchImpl : public BatchClient,
     bool operator==(const Pinned&) const = default;
   };
   std::map<std::string, Pinned> pinned_ GUARDED_BY(mutex_);  // by job, as first registered; if options.pinned
+  bool ended_ GUARDED_BY(mutex_) = false;                    // closed_, for threads that wait
   StoppableCondVar changed_;
 };
 

@@ -112,7 +112,7 @@ int64_t ReceiverBatch::wait_version(int64_t version, Timeout timeout) {
 int64_t ReceiverBatch::await_version(int64_t version, Timeout timeout, const std::stop_token& stop) {
   const MutexLock lock(mutex_);
   const uint64_t losses = unreported_ ? losses_ - 1 : losses_;
-  const auto ready = [&]() REQUIRES(mutex_) { return newest_.load() >= version || losses_ != losses; };
+  const auto ready = [&]() REQUIRES(mutex_) { return newest_.load() >= version || losses_ != losses || ended_; };
   const VersionWait wait{.version = version, .since = Clock::steady().now()};
   version_waits_.push_back(wait);
   const auto forget = [&]() REQUIRES(mutex_) { version_waits_.erase(std::ranges::find(version_waits_, wait)); };
@@ -134,6 +134,7 @@ int64_t ReceiverBatch::await_version(int64_t version, Timeout timeout, const std
          describe(), identity().name(), to_seconds(timeout), version, newest_.load());
   }
   forget();
+  if (ended_) fail(ErrorCode::kCancelled, "{}: {} has closed it"_message, describe(), identity().name());
   if (newest_.load() < version) {
     unreported_ = false;
     lost_.throw_if_error();

@@ -75,7 +75,7 @@ void SenderBatch::wait_peers(int jobs, int64_t version, Timeout timeout) {
     });
     if (found >= jobs) return;
     const MutexLock lock(mutex_);
-    const auto changed = [&]() REQUIRES(mutex_) { return decisions_ != seen; };
+    const auto changed = [&]() REQUIRES(mutex_) { return decisions_ != seen || ended_; };
     if (changed_.wait_until(mutex_, stop, deadline, changed)) continue;
     const std::string what =
         version != 0 ? fmt::format("{} jobs to take version {}", jobs, version) : fmt::format("{} jobs", jobs);

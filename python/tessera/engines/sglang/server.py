@@ -18,7 +18,7 @@ import torch
 import torch.distributed
 
 from ..._bus.bus import connect
-from ..._errors import DeadlineExceededError, Error, InvalidArgumentError
+from ..._errors import CancelledError, DeadlineExceededError, Error, InvalidArgumentError
 from ..._tensors.torch import torch_dtype
 from .._learn import learn_map
 from .._live import LiveWeights, Verdict
@@ -183,6 +183,8 @@ class Server:
                 version = batch.wait_version(batch.version + 1, settings.timeout)
             except DeadlineExceededError:
                 continue
+            except CancelledError:  # the bus was closed
+                return
             except Error:
                 self._stopping.wait(_RETRY_SECONDS)
                 continue

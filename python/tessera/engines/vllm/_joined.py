@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from vllm.distributed.parallel_state import get_world_group
 
-from ..._bus.bus import connect
+from ..._bus.bus import Connecting
 from ..._errors import Error, InvalidArgumentError
 from ..._tensors.torch import torch_dtype
 from .._learn import LearnedMap, learn_map
@@ -96,6 +96,7 @@ class Joined:
         several = parallel.data_parallel_size > 1
         self._engine = f"{info.engine}-dp{parallel.data_parallel_index}" if several else info.engine
         self.agree = one_rank if self._group.world_size == 1 else self._voters(meeting)
+        self._connecting = Connecting()
         self._bus: Any = None
         self._offered: Any = None
         self._learned: LearnedMap | None = None
@@ -110,7 +111,7 @@ class Joined:
         info = self.info
         if info.refused:
             raise InvalidArgumentError(info.refused)
-        self._bus = connect(
+        self._bus = self._connecting.connect(
             info.pair,
             role=self._engine,
             peer=info.trainer,
@@ -181,10 +182,9 @@ class Joined:
 
     def close(self) -> None:
         """Leaves the bus, which ends what waits on it."""
-        bus, self._bus, self.live = self._bus, None, None
-        if bus is not None:
-            with contextlib.suppress(Error):
-                bus.close()
+        self._bus, self.live = None, None
+        with contextlib.suppress(Error):
+            self._connecting.close()
 
 
 def tensors_of(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:

@@ -81,7 +81,7 @@ class Faults:
         from tessera._bus.bus import Bus
         from tessera.engines.vllm import _joined
 
-        self.around(_joined, "connect", "connect")
+        self.around(_joined.Connecting, "connect", "connect")
         self.around(_joined, "learn_map", "map")
         self.around(Bus, "register", "register", "registered")
         self.around(Batch, "recv", "recv", "received")
