@@ -15,7 +15,7 @@ namespace tessera::collective {
 class WordsCondition : public device::Condition {
  public:
   explicit WordsCondition(std::shared_ptr<const Group> group) : group_(std::move(group)) {}
-  // Throws if the group has failed, and fails it if a rank that is waited for has left: what it wrote before counts.
+  // Throws if the group has failed, and fails it if a rank that is waited for is_final(): what it wrote before counts.
   bool met() const final;
   void sleep(const Deadline& deadline) const final {
     group_->sleep_until([this] { return met(); }, deadline);
