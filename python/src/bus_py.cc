@@ -252,7 +252,7 @@ class PyPair {
                                       const std::stop_source* stop) {
     const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
     std::vector<ManifestEntry> entries;
-    bus_->wait([&] { entries = get().manifest(id, limit, token_of(stop)); });
+    bus_->wait([&, pair = held()] { entries = pair->manifest(id, limit, token_of(stop)); });
     return entries;
   }
 
@@ -260,26 +260,30 @@ class PyPair {
 
   // Leaves once its batches have gone.
   void close() {
+    std::shared_ptr<Pair> closed = std::move(pair_);
     const nb::gil_scoped_release released;  // it may tell the others
-    pair_.reset();
+    closed.reset();
   }
 
   std::vector<std::string> all_gather(const std::string& id, const std::string& value, std::optional<double> timeout,
                                       const std::stop_source* stop) {
     const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
     std::vector<std::string> values;
-    bus_->wait([&] { values = get().all_gather(id, value, limit, token_of(stop)); });
+    bus_->wait([&, pair = held()] { values = pair->all_gather(id, value, limit, token_of(stop)); });
     return values;
   }
 
-  Pair& get() {
-    if (!pair_) fail(ErrorCode::kInvalidArgument, "the pair is closed: connect() again"_message);
-    return *pair_;
-  }
+  Pair& get() { return *held(); }
 
  private:
+  // Outlives a close() by another thread.
+  std::shared_ptr<Pair> held() const {
+    if (!pair_) fail(ErrorCode::kInvalidArgument, "the pair is closed: connect() again"_message);
+    return pair_;
+  }
+
   const SharedBus bus_;
-  std::shared_ptr<Pair> pair_;
+  std::shared_ptr<Pair> pair_;  // guarded by the GIL
 };
 
 // Calls a public function without the GIL.

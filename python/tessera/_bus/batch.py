@@ -221,8 +221,9 @@ class Batch(Closing):
         return core.wait_version(version, timeout)
 
     def close(self) -> None:
-        """Frees what both sides keep for the batch; later calls of the peer fail with PeerLostError. Waits for a
-        transfer that reads or writes its tensors. Idempotent."""
+        """Frees what both sides keep for the batch; later calls of the peer fail with PeerLostError. Calls of other
+        threads that wait for other ranks end with CancelledError; a transfer that reads or writes its tensors is waited
+        for. Idempotent."""
         if os.getpid() == self._process:  # in a forked child it is its parent's
             core = self._attachment.close()
             if core is not None:
