@@ -351,7 +351,8 @@ class Batch {
   // cell once) is the tensor's digest; with sampled digests, that of the blocks the version has chosen.
   std::vector<TensorDigest> digests() const;
   // Detaches: frees what both sides keep for this batch. Later calls of the peer fail with kPeerLost, "closed the
-  // batch". Idempotent; waits for a transfer that reads or writes the registered memory.
+  // batch", and what other threads wait for in it ends with kCancelled. Idempotent; waits for a transfer that reads or
+  // writes the registered memory.
   void close();
 
  private:

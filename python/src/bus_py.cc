@@ -21,6 +21,7 @@
 
 #include "base/fail.h"
 #include "base/fd.h"
+#include "base/log.h"
 #include "base/thread.h"
 #include "bindings.h"
 #include "peer/identity.h"
@@ -54,7 +55,7 @@ class PyBus {
   PyBus(std::string job, Rank rank, int world, std::string store, std::string name_space, std::string agent,
         int threads, const Digests& digest, std::optional<double> timeout, std::optional<double> stall,
         const std::stop_source* stop)
-      : world_(world), stop_(stop == nullptr ? std::stop_source() : *stop) {
+      : job_(job), world_(world), stop_(stop == nullptr ? std::stop_source() : *stop) {
     const BusOptions options{.job = std::move(job),
                              .rank = rank,
                              .world = world,
@@ -105,6 +106,10 @@ class PyBus {
       if (bus_) bus_->interrupt();
       changed_.wait_until(mutex_, Deadline::after(kLook));  // one may have begun to wait for something else
     }
+    if (waits_ > 0)
+      log_event(LogLevel::warn, "bus.unended", {{"job", job_}},
+                "{} calls of other threads still wait, {:.0f} s after close() has asked them to end", waits_,
+                to_seconds(kWaitsEnd));
   }
   void interrupt() {
     const MutexLock lock(mutex_);
@@ -141,6 +146,7 @@ class PyBus {
     PyBus& bus_;
   };
 
+  const std::string job_;
   const int world_;
   const pid_t process_ = ::getpid();
   std::stop_source stop_;

@@ -192,5 +192,41 @@ TEST_P(Interrupt, OfARegistrationIsToldToTheOwnRankThatWaitsAndBothRegisterAgain
   expect_all_well();
 }
 
+// Also a wait that has not begun: it is to find the batch closed.
+TEST_P(Interrupt, ABatchThatIsClosedEndsItsWaits) {
+  const Signal attached;
+  const auto closed_by = [](Batch& batch, const BusOptions& self, const std::string& what,
+                            const std::function<void()>& call) {
+    const std::jthread closer([&] {
+      if (what.empty() || comes_to_wait(self, what)) batch.close();
+    });
+    return error_of(call);
+  };
+  start(options("trainer"), [&](const BusOptions& self) {
+    Bus bus(self);
+    Pair pair = bus.pair({.name = "weights", .peer = "inference"});
+    float weight = 3;
+    const TensorSpec spec{.name = "weight", .data = &weight, .shape = {1}};
+    Batch batch = pair.offer("policy", {&spec, 1});
+    attached.wait();
+    const std::string told = closed_by(batch, self, "", [&] { batch.wait_peers(2, 0, hang_limit()); });
+    REQUIRE_HERE(told.find("trainer/0 has closed it") != std::string::npos);
+    return 0;
+  });
+  start(options("inference"), [&](const BusOptions& self) {
+    Bus bus(self);
+    Pair pair = bus.pair({.name = "weights", .peer = "trainer"});
+    float weight = 0;
+    const TensorSpec spec{.name = "weight", .data = &weight, .shape = {1}};
+    Batch batch = pair.accept("policy", {&spec, 1});
+    const std::string told =
+        closed_by(batch, self, "version 1 to be on offer", [&] { batch.wait_version(1, hang_limit()); });
+    attached.raise();
+    REQUIRE_HERE(told.find("inference/0 has closed it") != std::string::npos);
+    return 0;
+  });
+  expect_all_well();
+}
+
 }  // namespace
 }  // namespace tessera::test
