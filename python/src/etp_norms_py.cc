@@ -15,6 +15,7 @@
 
 #include "base/fail.h"
 #include "codec/float/float_bits.h"
+#include "codec/simd/squares.h"
 #include "collective/group.h"
 #include "etp_values.h"
 
@@ -57,30 +58,22 @@ struct Order {
   }
 };
 
-// `added(sum, value)`: with the value's power.
+// Other powers than squares, in the order of codec/simd/squares.h.
 template <typename T>
-double added_up(const T* values, int64_t count, const Order& order, auto widened, auto added) {
+double block_power(const T* values, int64_t count, const Order& order, auto widened) {
   std::array<double, kLanes> lanes;
   lanes.fill(order.nothing());
-  int64_t i = 0;
-  for (; i + int64_t{kLanes} <= count; i += kLanes)
-    for (size_t lane = 0; lane < kLanes; ++lane)
-      lanes[lane] = added(lanes[lane], widened(values[i + static_cast<int64_t>(lane)]));
-  for (size_t lane = 0; i < count; ++i, ++lane) lanes[lane] = added(lanes[lane], widened(values[i]));
+  for (int64_t i = 0; i < count; ++i) {
+    double& lane = lanes[static_cast<size_t>(i) % kLanes];
+    lane = order.add(lane, order.power(widened(values[i])));
+  }
   double sum = order.nothing();
   for (const double lane : lanes) sum = order.add(sum, lane);
   return sum;
 }
 
-template <typename T>
-double block_power(const T* values, int64_t count, const Order& order, auto widened) {
-  if (order.p == 2)  // several lanes at a time
-    return added_up(values, count, order, widened, [](double sum, double value) { return sum + value * value; });
-  return added_up(values, count, order, widened,
-                  [&order](double sum, double value) { return order.add(sum, order.power(value)); });
-}
-
 double power_of_block(const std::byte* at, int64_t count, DType dtype, const Order& order) {
+  if (order.p == 2 && sums_squares(dtype)) return sum_of_squares(dtype, at, static_cast<size_t>(count));
   switch (dtype) {
     case DType::kF64:
       return block_power(reinterpret_cast<const double*>(at), count, order, [](double v) { return v; });

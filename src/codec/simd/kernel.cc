@@ -31,7 +31,8 @@ std::vector<KernelSet> make_sets() {
                     .quantize = &simd_quantize(target),
                     .decode = &simd_decode(target),
                     .transpose = &simd_transpose(target),
-                    .changes = &simd_changes(target)});
+                    .changes = &simd_changes(target),
+                    .squares = &simd_squares(target)});
   }
   sets.push_back({.target = "scalar",
                   .cast = &scalar_cast(),
@@ -44,7 +45,8 @@ std::vector<KernelSet> make_sets() {
                   .quantize = &scalar_quantize(),
                   .decode = &scalar_decode(),
                   .transpose = &scalar_transpose(),
-                  .changes = &scalar_changes()});
+                  .changes = &scalar_changes(),
+                  .squares = &scalar_squares()});
   return sets;
 }
 

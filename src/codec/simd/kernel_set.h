@@ -151,6 +151,14 @@ struct ChangeKernels {
   void (*find[4])(const std::byte* now, const std::byte* before, size_t n, uint64_t* changed);
 };
 
+// Lanes of a sum of squares: codec/simd/squares.h.
+inline constexpr size_t kSquareLanes = 8;
+struct SquareKernels {
+  std::string_view target;
+  // Adds the squares of n elements at any address to lanes[i % kSquareLanes].
+  void (*add[kReducedFloats])(const std::byte* values, size_t n, double* lanes);
+};
+
 const CastKernels& scalar_cast();
 const StreamKernels& scalar_stream();
 const DigestKernels& scalar_digest();
@@ -162,6 +170,7 @@ const QuantizeKernels& scalar_quantize();
 const DecodeKernels& scalar_decode();
 const TransposeKernels& scalar_transpose();
 const ChangeKernels& scalar_changes();
+const SquareKernels& scalar_squares();
 // `target` is one of Highway's HWY_* bits that this CPU supports, except HWY_SCALAR and HWY_EMU128.
 const CastKernels& simd_cast(int64_t target);
 const StreamKernels& simd_stream(int64_t target);
@@ -174,6 +183,7 @@ const QuantizeKernels& simd_quantize(int64_t target);
 const DecodeKernels& simd_decode(int64_t target);
 const TransposeKernels& simd_transpose(int64_t target);
 const ChangeKernels& simd_changes(int64_t target);
+const SquareKernels& simd_squares(int64_t target);
 
 struct KernelSet {
   std::string_view target;
@@ -188,6 +198,7 @@ struct KernelSet {
   const DecodeKernels* decode;
   const TransposeKernels* transpose;
   const ChangeKernels* changes;
+  const SquareKernels* squares;
 };
 
 const KernelSet& active_kernels();

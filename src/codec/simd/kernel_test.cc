@@ -42,6 +42,7 @@ TEST(KernelTest, EveryFamilyOfAForcedVariantWasCompiledForIt) {
     EXPECT_EQ(kernels.decode->target, name);
     EXPECT_EQ(kernels.transpose->target, name);
     EXPECT_EQ(kernels.changes->target, name);
+    EXPECT_EQ(kernels.squares->target, name);
   }
 }
 
