@@ -108,7 +108,11 @@ def clip_grad_norm_(
     parameters = list(parameters)
     with DisableTorchFunctionSubclass():  # a call for each parameter costs more than the rest
         found = [parameter.grad for parameter in parameters]
-    pairs = [(p, _typed(p, each)) for p, each in zip(parameters, found, strict=True) if each is not None]
+    pairs = [
+        (p, each if type(each) is ShardedGradient else _typed(p, each))
+        for p, each in zip(parameters, found, strict=True)
+        if each is not None
+    ]
     gradients = [gradient for _, gradient in pairs]
     total = torch.tensor(_norm_of_all(parameters, pairs, float(norm_type)), dtype=torch.float64)
     if error_if_nonfinite and not bool(torch.isfinite(total)):
@@ -126,8 +130,6 @@ def clip_grad_norm_(
 def _typed(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """Of a sharded parameter as such, also one that the caller has set, such as its main_grad. One rank has a stack's
     gradient as a plain tensor, and adds it up by experts, too."""
-    if type(gradient) is ShardedGradient:
-        return gradient
     weight = getattr(parameter, "etp", None)
     if weight is None:
         return gradient
@@ -144,7 +146,7 @@ def _norm_of_all(
         if parallel is not None:
             cut.setdefault(id(parallel.group), (parallel, []))
     for parameter, gradient in gradients:
-        parallel = _parallel(parameter)
+        parallel = _parallel(parameter) if cut else None
         (whole if parallel is None else cut[id(parallel.group)][1]).append(gradient)
     nothing = math.inf if order == -math.inf else 0.0
     norms = [_norms(whole, order, together=True)[0]] if whole else []
@@ -164,8 +166,10 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
     parts = []
     alive = []  # copies, while their addresses are used
     for gradient in gradients:
-        weight = gradient.etp if type(gradient) is ShardedGradient else None
-        rows = plain(gradient)
+        if type(gradient) is ShardedGradient:
+            rows, weight = gradient.rows, gradient.etp
+        else:
+            rows, weight = gradient, None
         if type(rows) is not torch.Tensor and hasattr(rows, "full_tensor"):  # a DTensor of fully_shard()
             rows = cast(Any, rows).detach().full_tensor()
             alive.append(rows)
@@ -179,11 +183,15 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
             first = rows.shape[0] if rows.dim() > 0 else 1
             parts.append((rows.data_ptr(), 1, first, rows.numel() // max(first, 1), dtype, 0, first))
             continue
-        if group is not None and group.core is not weight.group.core:
-            raise InvalidArgumentError(f"a norm of gradients of two ETP groups, {group} and {weight.group}: take two")
-        group = weight.group
-        lead, (count, columns) = weight.lead.numel(), rows.shape[-2:]
-        parts.append((rows.data_ptr(), lead, count, columns, dtype, weight.shard_rows, weight.matrix[0]))
+        if group is not weight.group:
+            if group is not None and group.core is not weight.group.core:
+                raise InvalidArgumentError(
+                    f"a norm of gradients of two ETP groups, {group} and {weight.group}: take two"
+                )
+            group = weight.group
+        *lead, count, columns = rows.shape
+        slices = math.prod(lead) if lead else 1
+        parts.append((rows.data_ptr(), slices, count, columns, dtype, weight.shard_rows, weight.matrix[0]))
     core = _core.ShardGroup.single("norm") if group is None else group.core
     return _core.etp_norms(core, parts, order, together)
 
