@@ -216,9 +216,9 @@ def main() -> None:
                 sys.exit(status)
         return
     if options.unpacked:
-        from tessera.engines.vllm import _keep_linears_unpacked
+        from tessera.engines.vllm._register import keep_linears_unpacked
 
-        _keep_linears_unpacked()
+        keep_linears_unpacked()
     result = measure(options)
     show(result)
     if options.json:

@@ -20,7 +20,7 @@ def register() -> None:
             factory.register_engine(BACKEND, f"{__package__}.{module}", name)
     _register_loader()
     if keeps_linears():
-        _keep_linears_unpacked()
+        keep_linears_unpacked()
 
 
 def _register_loader() -> None:
@@ -33,7 +33,7 @@ def _register_loader() -> None:
         loaders.register_model_loader(BACKEND)(TesseraModelLoader)
 
 
-def _keep_linears_unpacked() -> None:
+def keep_linears_unpacked() -> None:
     """On a CPU, vLLM packs linears for oneDNN; so they stay as they are on GPUs, and updates are copies in place."""
     import vllm._custom_ops as ops
     from vllm.model_executor.layers import utils

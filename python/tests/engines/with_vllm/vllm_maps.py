@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -53,22 +56,35 @@ def compare_all(names: list[str], seed: int, ranks: int, seconds: float = 1800) 
     RuntimeError if one of them ends otherwise than well."""
     port = str(models.free_port())
     command = [sys.executable, __file__, str(seed), str(ranks), port]
-    running = [
-        subprocess.Popen([*command, str(rank), *names], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(ranks)
-    ]
-    found: list[dict[str, Any]] = []
-    try:
-        for each in running:
-            output, error = each.communicate(timeout=seconds)
-            if each.returncode:
-                raise RuntimeError(f"{command} ended with status {each.returncode}: {error[-2000:]}")
-            found += [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    finally:
-        for each in running:
-            each.kill()
-            each.wait()
-    return found
+    with tempfile.TemporaryDirectory() as folder:
+        said = [pathlib.Path(folder, f"{rank}.{kind}") for rank in range(ranks) for kind in ("out", "err")]
+        with contextlib.ExitStack() as files:
+            opened = [files.enter_context(each.open("w")) for each in said]
+            running = [
+                subprocess.Popen([*command, str(rank), *names], stdout=opened[2 * rank], stderr=opened[2 * rank + 1])
+                for rank in range(ranks)
+            ]
+        try:
+            await_all(running, seconds)
+        except RuntimeError as error:
+            ends = "\n".join(f"{each.name}: {each.read_text()[-2000:]}" for each in said[1::2])
+            raise RuntimeError(f"{command}: {error}\n{ends}") from None
+        finally:
+            for each in running:
+                each.kill()
+                each.wait()
+        return [json.loads(line) for each in said[::2] for line in each.read_text().splitlines() if line[:1] == "{"]
+
+
+def await_all(running: list[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Until all have ended well. Raises RuntimeError as soon as one has not: the others would wait for it."""
+    end = time.monotonic() + seconds
+    while any(each.poll() is None for each in running):
+        if any(each.returncode for each in running) or time.monotonic() > end:
+            break
+        time.sleep(0.05)
+    if any(each.returncode != 0 for each in running):
+        raise RuntimeError(f"ended with {[each.returncode for each in running]}, None: not in {seconds:g} s")
 
 
 def main() -> None:
