@@ -3,10 +3,13 @@
 
     python bench/engines/pauses.py                    # a Llama of 300 MB on one rank, 10 updates
     python bench/engines/pauses.py --ranks 2
+    python bench/engines/pauses.py --keep-caches      # requests that go on are not computed again
 
-A client streams one answer after another. `usual` is the median time between two tokens, and `gaps` are the longest
-ones in each update's pause, less that; `receiving` is the same for the time before, when the version is received and
-requests run. They are compared with one copy of the bytes that a rank holds, in this process and by one thread.
+A client streams one answer after another. `usual` is the median time between two tokens before the first update, and
+`gaps` are the longest ones in each update's pause, less that; `receiving` is the same for the time before, when the
+version is received and requests run. They are compared with one copy of the bytes that a rank holds, in this process
+and by one thread. vLLM keeps a CPU for each worker and one for its engine: if there are no more, whatever else takes
+one delays tokens, and then several come at once.
 
 Needs vLLM for CPU; scripts/engines.sh has an environment with it.
 """
@@ -35,6 +38,7 @@ from tessera.engines.vllm import Trainer
 from vllm_server import Server
 
 LENGTH = 400  # tokens of an answer
+USUAL = 100  # before the first update
 
 
 class Client:
@@ -84,7 +88,11 @@ def measure(options: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]
     with Server(folder, options.ranks, in_place=not options.packed) as server:
         client = Client(server)
         try:
-            with Trainer(weights, {"server": server.url}, rank=0, world=1, timeout=600) as trainer:
+            client.await_tokens(USUAL)
+            usual = statistics.median(after - before for before, after in itertools.pairwise(client.times))
+            with Trainer(
+                weights, {"server": server.url}, rank=0, world=1, timeout=600, clear_cache=not options.keep_caches
+            ) as trainer:
                 for _ in range(options.updates + 1):
                     client.await_tokens(20)
                     for each in weights.values():
@@ -99,22 +107,17 @@ def measure(options: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]
                     spans.append((begin, end))
         finally:
             client.stop()
-    return judge(options, client, weights, updates[1:], spans[1:])  # the first one proves each layer
+    return judge(options, client, usual, weights, updates[1:], spans[1:])  # the first one proves each layer
 
 
 def judge(
     options: argparse.Namespace,
     client: Client,
+    usual: float,
     weights: dict[str, torch.Tensor],
     updates: list[Any],
     spans: list[tuple[float, float]],
 ) -> dict[str, Any]:
-    outside = [
-        after - before
-        for before, after in itertools.pairwise(client.times)
-        if not any(after > begin and before < end for begin, end in spans)
-    ]
-    usual = statistics.median(outside)
     gaps, receiving = [], []
     for update, (begin, end) in zip(updates, spans, strict=True):
         gaps.append(client.longest(end - update.pause, end) - usual)
@@ -160,6 +163,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=14)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--updates", type=int, default=10)
+    parser.add_argument("--keep-caches", action="store_true", help="vLLM keeps what it has computed of requests")
     parser.add_argument("--packed", action="store_true", help="linears packed for oneDNN, as vLLM does on CPUs")
     parser.add_argument("--json", type=pathlib.Path, help="file to add the figures to")
     options = parser.parse_args()

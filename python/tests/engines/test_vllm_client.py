@@ -91,6 +91,17 @@ def test_a_server_with_the_plugin_is_asked_once_for_each_step(play):
     assert all(each["Authorization"] == "Bearer secret" for each in played.headers)
 
 
+def test_a_server_is_asked_to_keep_its_caches(play):
+    played = play({"v1/tessera/update": whole()})
+    Server(played.url, None, 5, "keep", clear_cache=False).update(3, "run")
+    assert played.asked == [
+        (
+            "v1/tessera/update",
+            {"min_version": 3, "timeout": 5, "pause": "keep", "run": "run", "clear_cache": False},
+        ),
+    ]
+
+
 def test_a_server_that_refuses_is_named(play):
     played = play(
         {"v1/tessera/join": whole(ok=False, error="rank 1: no trainer came", ranks=[{**STATUS, "trainer": None}])}
@@ -133,6 +144,7 @@ class Workers:
         self.answers = {
             "collective_rpc": self.call,
             "pause?mode=keep": lambda _: self.say("pause"),
+            "pause?mode=keep&clear_cache=false": lambda _: self.say("pause with caches"),
             "resume": lambda _: self.say("resume"),
             "update_weight_version": lambda body: self.say("version " + body["new_version"]),
         }
@@ -164,6 +176,16 @@ def test_without_the_plugin_the_same_is_done_by_routes_for_development(play):
     assert answer["ok"] and answer["version"] == 4
     joining = ["leave", "meet", "status", "learn", "status"]
     assert workers.said == [*joining, "receive", "status", "pause", "commit", "version 4", "resume"]
+
+
+def test_without_the_plugin_caches_are_kept_where_that_is_asked(play):
+    workers = Workers()
+    workers.on = {
+        "tessera_receive": lambda version, timeout: workers.set(ready=True),
+        "tessera_commit": lambda: workers.set(ready=False, version=4, verdict=VERDICT),
+    }
+    assert Server(play(workers.answers).url, None, 5, "keep", clear_cache=False).update(4, "run")["ok"]
+    assert workers.said[-4:] == ["pause with caches", "commit", "version 4", "resume"]
 
 
 def test_without_the_plugin_torn_weights_stay_paused(play):

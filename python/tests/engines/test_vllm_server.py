@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from tessera import InvalidArgumentError
 from tessera.engines.vllm import server as server_module
-from tessera.engines.vllm._requests import init_of, update_of
+from tessera.engines.vllm._requests import Asked, init_of, update_of
 from tessera.engines.vllm.server import Endpoints
 
 
@@ -46,8 +46,8 @@ class Client:
         self.on.get(method, lambda: None)()
         return [dict(each) for each in self.ranks]
 
-    async def pause_generation(self, *, mode):
-        self.said.append(f"pause {mode}")
+    async def pause_generation(self, *, mode, clear_cache):
+        self.said.append(f"pause {mode}" if clear_cache else f"pause {mode} with caches")
 
     async def resume_generation(self):
         self.said.append("resume")
@@ -110,7 +110,7 @@ def test_an_update_pauses_for_the_commit_only_and_shows_the_version_before_reque
 
     async def run():
         endpoints = await started(client)
-        answer = await endpoints.update(3, 60.0, "keep", "run")
+        answer = await endpoints.update(Asked(3, 60.0, "keep", True, "run"))
         return answer, await endpoints.shown_version()
 
     answer, shown = asyncio.run(run())
@@ -141,7 +141,7 @@ def test_what_was_not_received_pauses_nothing(metrics):
 
 
 async def updated(client):
-    return await (await started(client)).update(None, 5.0, "wait", None)
+    return await (await started(client)).update(Asked(None, 5.0, "wait", True, None))
 
 
 def test_a_worker_that_cannot_begin_ends_the_update():
@@ -172,7 +172,7 @@ def test_an_engine_that_has_met_another_trainer_takes_nothing():
     client.set(1, trainer="another")
 
     async def run():
-        return await (await started(client)).update(1, 5.0, "keep", "run")
+        return await (await started(client)).update(Asked(1, 5.0, "keep", True, "run"))
 
     answer = asyncio.run(run())
     assert not answer["ok"] and answer["error"] == "it has not met this trainer"
@@ -195,25 +195,36 @@ def test_requests_that_do_not_end_in_time_keep_their_version_and_go_on():
     client = Client()
     client.installs(1)
 
-    async def pause(*, mode):
+    async def pause(*, mode, clear_cache):
         client.said.append(f"pause {mode}")
         await asyncio.Event().wait()
 
     client.pause_generation = pause
 
     async def run():
-        return await (await started(client)).update(1, 0.01, "wait", None)
+        return await (await started(client)).update(Asked(1, 0.01, "wait", True, None))
 
     answer = asyncio.run(run())
     assert not answer["ok"] and "requests did not end in 0.01 s" in answer["error"]
     assert client.said[-2:] == ["pause wait", "resume"] and ("tessera_commit",) not in client.said
 
 
+def test_caches_are_kept_where_that_is_asked():
+    client = Client()
+    client.installs(1)
+
+    async def run():
+        return await (await started(client)).update(Asked(1, 5.0, "keep", False, None))
+
+    assert asyncio.run(run())["ok"]
+    assert "pause keep with caches" in client.said and "pause keep" not in client.said
+
+
 def test_an_engine_that_cannot_pause_is_resumed():
     client = Client()
     client.installs(1)
 
-    async def pause(*, mode):
+    async def pause(*, mode, clear_cache):
         raise RuntimeError("caches cannot be reset")
 
     client.pause_generation = pause
@@ -238,7 +249,7 @@ def test_a_caller_that_leaves_in_the_pause_leaves_no_server_paused():
     async def run():
         endpoints = await started(client)
         client.holds["tessera_commit"] = asyncio.Event()
-        asked = asyncio.create_task(endpoints.update(4, 5.0, "keep", None))
+        asked = asyncio.create_task(endpoints.update(Asked(4, 5.0, "keep", True, None)))
         while "pause keep" not in client.said:
             await asyncio.sleep(0)
         asked.cancel()
@@ -259,7 +270,7 @@ def test_updates_are_carried_through_one_after_the_other():
 
     async def run():
         endpoints = await started(client)
-        await asyncio.gather(*(endpoints.update(1, 5.0, "keep", None) for _ in range(3)))
+        await asyncio.gather(*(endpoints.update(Asked(1, 5.0, "keep", True, None)) for _ in range(3)))
 
     asyncio.run(run())
     steps = [("tessera_receive", 1, 5.0), "pause keep", ("tessera_commit",), "version 1", "resume"]
@@ -331,6 +342,7 @@ def test_a_server_with_another_backend_says_how_to_start_it(backend):
         ({"timeout": float("nan")}, "timeout=nan"),
         ({"timeout": 1e9}, "timeout=1000000000.0"),
         ({"timeout": "60"}, "timeout='60'"),
+        ({"clear_cache": "no"}, "clear_cache='no'"),
         ({"run": 3}, "run=3"),
     ],
 )
@@ -341,8 +353,9 @@ def test_a_bad_request_is_told_what_to_give(body, named):
 
 
 def test_a_request_may_leave_out_what_has_a_default():
-    assert update_of({}) == (None, 60.0, "keep", None)
-    assert update_of({"min_version": 2, "timeout": 1, "pause": "abort", "run": "r"}) == (2, 1.0, "abort", "r")
+    assert update_of({}) == (None, 60.0, "keep", True, None)
+    body = {"min_version": 2, "timeout": 1, "pause": "abort", "clear_cache": False, "run": "r"}
+    assert update_of(body) == (2, 1.0, "abort", False, "r")
     assert init_of({"init": {"engine": "e"}}) == {"engine": "e"}
     for body in ({}, {"init": 3}, None, {"init": {"timeout": -1}}):
         with pytest.raises(InvalidArgumentError):

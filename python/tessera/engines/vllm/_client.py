@@ -99,11 +99,12 @@ def _has(fields: Mapping[str, Any], found: Any) -> bool:
 class Server:
     """One vLLM server. Each call has a deadline, and checks what it is answered; raises UnavailableError."""
 
-    def __init__(self, url: str, key: str | None, timeout: float, pause: str) -> None:
+    def __init__(self, url: str, key: str | None, timeout: float, pause: str, clear_cache: bool = True) -> None:
         self.url = url.rstrip("/")
         self._key = key
         self._timeout = timeout
         self._pause = pause
+        self._clear_cache = clear_cache
         self._has_plugin: bool | None = None
 
     def join(self, init: Mapping[str, Any]) -> None:
@@ -117,6 +118,7 @@ class Server:
     def update(self, version: int, run: str) -> dict[str, Any]:
         """Makes it take a version that was sent: outcome(). `run`: the trainer that it must have met."""
         body = {"min_version": version, "timeout": self._timeout, "pause": self._pause, "run": run}
+        body |= {} if self._clear_cache else {"clear_cache": False}
         return self._by("v1/tessera/update", body, lambda: self._update_by_steps(version, run))
 
     def status(self) -> dict[str, Any]:
@@ -172,7 +174,9 @@ class Server:
             return outcome(self._call("tessera_commit"))  # installs nothing, and says why
         began = time.monotonic()
         try:
-            self._post(f"pause?mode={self._pause}")  # with "wait", it may take longer than anybody waits
+            self._post(
+                f"pause?mode={self._pause}" + ("" if self._clear_cache else "&clear_cache=false")
+            )  # with "wait", it may take longer than anybody waits
             ranks = self._call("tessera_commit")
         except UnavailableError:
             if served(self._call("tessera_status", timeout=_STATUS_SECONDS)) is not None:

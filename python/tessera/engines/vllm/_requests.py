@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..._errors import InvalidArgumentError
 from ._client import PAUSES
@@ -20,8 +20,17 @@ def init_of(body: Any) -> dict[str, Any]:
     return init
 
 
-def update_of(body: Any) -> tuple[int | None, float, str, str | None]:
-    """min_version, timeout, pause and run of a request to update."""
+class Asked(NamedTuple):
+    """A request to update."""
+
+    min_version: int | None
+    timeout: float
+    pause: str
+    clear_cache: bool
+    run: str | None
+
+
+def update_of(body: Any) -> Asked:
     if not isinstance(body, dict):
         raise InvalidArgumentError('give {"min_version": N or null, "timeout": seconds, "pause": "keep"}')
     version, pause = body.get("min_version"), body.get("pause", PAUSES[0])
@@ -29,10 +38,13 @@ def update_of(body: Any) -> tuple[int | None, float, str, str | None]:
         raise InvalidArgumentError(f"min_version={version!r}: give a version from 1, or null")
     if pause not in PAUSES:
         raise InvalidArgumentError(f"pause={pause!r}: give one of {', '.join(PAUSES)}")
+    clear_cache = body.get("clear_cache", True)
+    if not isinstance(clear_cache, bool):
+        raise InvalidArgumentError(f"clear_cache={clear_cache!r}: give true or false")
     run = body.get("run")
     if run is not None and not isinstance(run, str):
         raise InvalidArgumentError(f"run={run!r}: give the trainer's, as text, or null")
-    return version, _timeout(body), pause, run
+    return Asked(version, _timeout(body), pause, clear_cache, run)
 
 
 def _timeout(body: dict[str, Any]) -> float:

@@ -28,7 +28,7 @@ def add_routes(app: FastAPI, server: Any) -> None:
 
     async def update(request: Request) -> JSONResponse:
         async def work() -> Any:
-            return await server.update(*update_of(await _body(request)))
+            return await server.update(update_of(await _body(request)))
 
         return await answer(work)
 

@@ -47,6 +47,7 @@ class Trainer(Closing):
         batch: str = "default",
         timeout: float = 60,
         pause: str = "keep",
+        clear_cache: bool = True,
         grace: float | None = None,
         api_key: str | None = None,
         **options: Any,
@@ -60,6 +61,9 @@ class Trainer(Closing):
             pause: What happens to running requests while weights are installed, as in vLLM's /pause: "keep" (a request
                 may have tokens of two versions), "wait" (requests end with the version with which they began, and the
                 update waits for them) or "abort".
+            clear_cache: Whether vLLM forgets what it has computed of requests, which those that go on compute again
+                with the new weights: a pause longer by that. If not, their next tokens also come of keys and values
+                of the old weights, and so do those of later requests with the same beginning.
             grace: Seconds that a send() waits for the other servers once one has the version. Those that take longer go
                 on, and miss the versions that are sent until they are done. None: it waits for all.
             api_key: That the servers want. Default: VLLM_API_KEY.
@@ -73,7 +77,7 @@ class Trainer(Closing):
         if pause not in PAUSES:
             raise InvalidArgumentError(f"pause={pause!r}: give one of {', '.join(PAUSES)}")
         key = api_key if api_key is not None else os.environ.get("VLLM_API_KEY")
-        self._servers = {name: Server(url, key, timeout, pause) for name, url in engines.items()}
+        self._servers = {name: Server(url, key, timeout, pause, clear_cache) for name, url in engines.items()}
         self._grace = grace
         self._sent = 0
         self._busy: dict[str, concurrent.futures.Future[EngineUpdate]] = {}

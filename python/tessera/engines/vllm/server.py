@@ -4,7 +4,7 @@ that a trainer that dies amid one leaves no server paused.
 | | |
 |---|---|
 | `POST /v1/tessera/join` | meets a trainer: {"init": fields of InitInfo} |
-| `POST /v1/tessera/update` | takes a version: {"min_version": 3, "timeout": 60, "pause": "keep", "run": "..."} |
+| `POST /v1/tessera/update` | takes a version: {"min_version": 3, "timeout": 60, "pause": "keep", "clear_cache": true} |
 | `GET /v1/tessera/status` | what each worker serves |
 
 All answer with {"ok", "version", "run", "error", "pause", "ranks"}. They begin with /v1, so that vLLM's --api-key
@@ -25,6 +25,8 @@ from ._versions import WeightVersions, marked
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+    from ._requests import Asked
 
 _POLL_SECONDS = (0.002, 0.05)  # the first, and the longest
 
@@ -67,9 +69,9 @@ class Endpoints:
         """Meets the trainer; requests are served meanwhile."""
         return await self._whole(lambda: self._join(init))
 
-    async def update(self, min_version: int | None, timeout: float, pause: str, run: str | None) -> dict[str, Any]:
+    async def update(self, asked: Asked) -> dict[str, Any]:
         """Takes a version. Goes on to its end if the caller leaves."""
-        return await self._whole(lambda: self._update(min_version, timeout, pause, run))
+        return await self._whole(lambda: self._update(asked))
 
     async def _whole(self, work: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         async def one_at_a_time() -> dict[str, Any]:
@@ -90,11 +92,11 @@ class Endpoints:
             await self._rpc("tessera_leave")
         return outcome(ranks, failed(ranks))
 
-    async def _update(self, min_version: int | None, timeout: float, pause: str, run: str | None) -> dict[str, Any]:
+    async def _update(self, asked: Asked) -> dict[str, Any]:
         ranks = await self._rpc("tessera_status")
-        if run is not None and any(each["trainer"] != run for each in ranks):
+        if asked.run is not None and any(each["trainer"] != asked.run for each in ranks):
             return outcome(ranks, NOT_MET)
-        ranks = await self._rpc("tessera_receive", min_version, timeout)
+        ranks = await self._rpc("tessera_receive", asked.min_version, asked.timeout)
         if failed(ranks):
             return self._counted(outcome(ranks))
         ranks = await self._settled(ranks)
@@ -103,8 +105,9 @@ class Endpoints:
         began = time.monotonic()
         is_mixed = False
         try:
-            if not await self._is_paused(pause, timeout):
-                return self._counted(outcome(ranks, f"requests did not end in {timeout:g} s, and nothing is installed"))
+            if not await self._is_paused(asked):
+                error = f"requests did not end in {asked.timeout:g} s, and nothing is installed"
+                return self._counted(outcome(ranks, error))
             ranks = await self._rpc("tessera_commit")
             is_mixed = served(ranks) is None
             await self._show(ranks)
@@ -113,10 +116,11 @@ class Endpoints:
                 await self._client.resume_generation()
         return self._counted(outcome(ranks, pause=time.monotonic() - began))
 
-    async def _is_paused(self, pause: str, timeout: float) -> bool:
+    async def _is_paused(self, asked: Asked) -> bool:
         """With "wait", requests may take longer to end than anybody waits."""
+        pause = self._client.pause_generation(mode=asked.pause, clear_cache=asked.clear_cache)
         try:
-            await asyncio.wait_for(self._client.pause_generation(mode=pause), timeout)
+            await asyncio.wait_for(pause, asked.timeout)
         except TimeoutError:
             return False
         return True

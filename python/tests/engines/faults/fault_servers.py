@@ -43,7 +43,7 @@ class Client:
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
         return await asyncio.to_thread(self._server.call, method, *args)
 
-    async def pause_generation(self, *, mode: str) -> None:
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
         self._server.paused = True
         self._server.pauses += 1
 
@@ -178,7 +178,7 @@ class Server:
         if path == "v1/tessera/join":
             return self._run(self._endpoints.join(init_of(body)))
         if path == "v1/tessera/update":
-            return self._run(self._endpoints.update(*update_of(body)))
+            return self._run(self._endpoints.update(update_of(body)))
         if path == "v1/tessera/status":
             return self._run(self._endpoints.status())
         if path == "weight_info":
