@@ -79,12 +79,12 @@ def compare_all(names: list[str], seed: int, ranks: int, seconds: float = 1800) 
 def await_all(running: list[subprocess.Popen[bytes]], seconds: float) -> None:
     """Until all have ended well. Raises RuntimeError as soon as one has not: the others would wait for it."""
     end = time.monotonic() + seconds
-    while any(each.poll() is None for each in running):
-        if any(each.returncode for each in running) or time.monotonic() > end:
+    while None in (statuses := [each.poll() for each in running]):
+        if any(statuses) or time.monotonic() > end:
             break
         time.sleep(0.05)
-    if any(each.returncode != 0 for each in running):
-        raise RuntimeError(f"ended with {[each.returncode for each in running]}, None: not in {seconds:g} s")
+    if any(status != 0 for status in statuses):
+        raise RuntimeError(f"ended with {statuses} (None: not ended in {seconds:g} s, or when another had)")
 
 
 def main() -> None:
