@@ -14,6 +14,7 @@ Needs vLLM for CPU; scripts/engines.sh has an environment with it.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -141,10 +142,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     failed = False
-    for name in options.models:
-        for ranks in options.ranks:
-            with tempfile.TemporaryDirectory(prefix="tessera-") as folder, tempfile.TemporaryDirectory() as runtime:
-                os.environ["TESSERA_RUNTIME_DIR"] = runtime
+    with tempfile.TemporaryDirectory(prefix="tessera-") as runtime:
+        os.environ["TESSERA_RUNTIME_DIR"] = runtime  # read once
+        for name, ranks in itertools.product(options.models, options.ranks):
+            with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
                 result = updates(name, ranks, options, pathlib.Path(folder))
             show(result)
             failed = failed or bool(result["wrong"]) or not result["tokens"]
