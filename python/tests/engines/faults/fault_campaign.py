@@ -212,7 +212,7 @@ class Campaign:
         self.arm(case)
         with self.waking(case):
             update = self.update()
-        self.disarm(case)
+            self.disarm(case)  # the rank may stop only now
         return self.check(update), update[3]
 
     def fail_to_meet(self, case: Case) -> tuple[str, str]:
@@ -224,7 +224,7 @@ class Campaign:
             if case.phase in FIRST:
                 assert not error, error
                 update = self.update()
-        self.disarm(case)
+            self.disarm(case)
         if case.phase in FIRST:
             return self.check(update), update[3]
         assert self.server.serves(self.runs) == before and not self.server.paused

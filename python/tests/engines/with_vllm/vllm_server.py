@@ -21,6 +21,7 @@ import vllm_models as models
 LIMIT = 900.0  # seconds, for it to start and for an answer
 HERE = str(pathlib.Path(__file__).resolve().parent)
 MARGIN = 0.03  # of the largest logit: in bf16 two tokens that are nearer may change places
+SHAKEN, SHAKES = 2**-8, 3  # of a weight, the step of bf16; and how often
 
 
 class Server:
@@ -165,22 +166,35 @@ class Reference:
         return models.checkpoint_of(self.model)
 
     def certain(
-        self, seed: int, length: int, candidates: int = 16, width: int = 6
+        self, seed: int, length: int, candidates: int = 64, width: int = 6
     ) -> list[tuple[list[int], list[int]]]:
-        """Prompts and their answers that rounding does not decide: bf16 and fp32 agree, and no two tokens are nearly
-        equally likely. The surest first."""
+        """Prompts and their answers that rounding does not decide: bf16 and fp32 agree, no two tokens are nearly
+        equally likely, and none changes with weights that are off by SHAKEN: experts are chosen by numbers that may be
+        nearly equal, too. The surest first."""
         generator = torch.Generator().manual_seed(seed)
         words = self.model.config.vocab_size
         prompts = torch.randint(3, words, (candidates, width), generator=generator)
         answers, margins = self._generate(self.model, prompts, length)
-        exact, exact_margins = self._generate(self._exact, prompts, length)
-        margins = torch.minimum(margins, exact_margins)
+        same = torch.ones(candidates, dtype=torch.bool)
+        for k in range(1 + SHAKES):
+            if k > 0:
+                self._shake(generator)
+            exact, exact_margins = self._generate(self._exact, prompts, length)
+            same &= (answers == exact).all(1)
+            margins = torch.minimum(margins, exact_margins)
         sure = [
             (float(margins[k]), prompts[k].tolist(), answers[k].tolist())
             for k in range(candidates)
-            if torch.equal(answers[k], exact[k]) and margins[k] >= MARGIN
+            if same[k] and margins[k] >= MARGIN
         ]
         return [(prompt, answer) for _, prompt, answer in sorted(sure, reverse=True)]
+
+    @torch.no_grad()
+    def _shake(self, generator: torch.Generator) -> None:
+        """The weights, each off by up to SHAKEN."""
+        for exact, parameter in zip(self._exact.parameters(), self.model.parameters(), strict=True):
+            exact.copy_(parameter)
+            exact.mul_(1 + SHAKEN * (2 * torch.rand(exact.shape, generator=generator) - 1))
 
     @staticmethod
     def _generate(model: Any, prompts: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
