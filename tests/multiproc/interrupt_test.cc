@@ -200,7 +200,7 @@ TEST_P(Interrupt, ABatchThatIsClosedEndsItsWaits) {
     const std::jthread closer([&] {
       if (what.empty() || comes_to_wait(self, what)) batch.close();
     });
-    return error_of(call);
+    return error_of([&call] { call(); });
   };
   start(options("trainer"), [&](const BusOptions& self) {
     Bus bus(self);
