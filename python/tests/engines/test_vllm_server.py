@@ -233,6 +233,24 @@ def test_an_engine_that_cannot_pause_is_resumed():
     assert client.said[-1] == "resume"
 
 
+@pytest.mark.parametrize("is_mixed", [True, False])
+def test_a_commit_that_is_not_answered_is_followed_by_requests_only_if_all_ranks_have_one_version(is_mixed):
+    client = Client()
+    client.installs(2)
+
+    def fails():
+        client.ranks[0].update(version=2)
+        if not is_mixed:
+            client.ranks[1].update(version=2)
+        raise RuntimeError("a worker does not answer")
+
+    client.on["tessera_commit"] = fails
+    with pytest.raises(RuntimeError, match="does not answer"):
+        asyncio.run(updated(client))
+    assert client.said[-2:] == [("tessera_commit",), "tessera_status"] if is_mixed else client.said[-1] == "resume"
+    assert ("resume" in client.said) != is_mixed
+
+
 def test_torn_weights_are_not_served():
     client = Client()
     client.installs(1)

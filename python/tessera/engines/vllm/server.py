@@ -103,16 +103,21 @@ class Endpoints:
         if not all(each["ready"] for each in ranks):
             return self._counted(outcome(await self._rpc("tessera_commit")))  # installs nothing, and says why
         began = time.monotonic()
-        is_mixed = False
+        is_one_version = True
         try:
             if not await self._is_paused(asked):
                 error = f"requests did not end in {asked.timeout:g} s, and nothing is installed"
                 return self._counted(outcome(ranks, error))
-            ranks = await self._rpc("tessera_commit")
-            is_mixed = served(ranks) is None
+            is_one_version = False  # as long as nobody knows what a commit has done
+            try:
+                ranks = await self._rpc("tessera_commit")
+            except Exception:
+                is_one_version = served(await self._rpc("tessera_status")) is not None
+                raise
+            is_one_version = served(ranks) is not None
             await self._show(ranks)
         finally:
-            if not is_mixed:
+            if is_one_version:
                 await self._client.resume_generation()
         return self._counted(outcome(ranks, pause=time.monotonic() - began))
 
