@@ -105,6 +105,8 @@ class LiveServer:
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_PLUGINS": "tessera",
             "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # or it wants a NUMA node for each rank
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         }
         options = [
             "--skip-tokenizer-init",
