@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long a version takes to be installed in a vLLM model, against vLLM's own layer-wise reload of the same weights.
 
-    python bench/engines/install.py                    # 300 MB: as on GPUs, and with linears packed for oneDNN
+    python bench/engines/install.py                    # 381 MB: as on GPUs, and with linears packed for oneDNN
     python bench/engines/install.py --layers 4         # smaller
 
 In one process and one run: `pages` exchanges pages with staging memory, `copies` copies, and `reload` is vLLM's

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How long a client of a real vLLM server waits for its next token while a version is installed.
 
-    python bench/engines/pauses.py                    # a Llama of 300 MB on one rank, 10 updates
+    python bench/engines/pauses.py                    # a Llama of 381 MB on one rank, 10 updates
     python bench/engines/pauses.py --ranks 2
     python bench/engines/pauses.py --keep-caches      # requests that go on are not computed again
 

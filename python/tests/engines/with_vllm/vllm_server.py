@@ -162,7 +162,6 @@ class Reference:
                 parameter.normal_(0, 0.08)
             else:
                 parameter.add_(0.1 * torch.randn_like(parameter))
-        self._exact.load_state_dict({name: each.float() for name, each in self.model.state_dict().items()})
         return models.checkpoint_of(self.model)
 
     def certain(
@@ -177,8 +176,7 @@ class Reference:
         answers, margins = self._generate(self.model, prompts, length)
         same = torch.ones(candidates, dtype=torch.bool)
         for k in range(1 + SHAKES):
-            if k > 0:
-                self._shake(generator)
+            self._shake(generator, SHAKEN if k > 0 else 0)
             exact, exact_margins = self._generate(self._exact, prompts, length)
             same &= (answers == exact).all(1)
             margins = torch.minimum(margins, exact_margins)
@@ -190,11 +188,11 @@ class Reference:
         return [(prompt, answer) for _, prompt, answer in sorted(sure, reverse=True)]
 
     @torch.no_grad()
-    def _shake(self, generator: torch.Generator) -> None:
-        """The weights, each off by up to SHAKEN."""
+    def _shake(self, generator: torch.Generator, share: float) -> None:
+        """Gives the model in fp32 the weights, each off by up to that share of it."""
         for exact, parameter in zip(self._exact.parameters(), self.model.parameters(), strict=True):
             exact.copy_(parameter)
-            exact.mul_(1 + SHAKEN * (2 * torch.rand(exact.shape, generator=generator) - 1))
+            exact.mul_(1 + share * (2 * torch.rand(exact.shape, generator=generator) - 1))
 
     @staticmethod
     def _generate(model: Any, prompts: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
