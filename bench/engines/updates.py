@@ -33,6 +33,9 @@ from tessera.engines.vllm import Trainer
 from vllm_server import Reference, Server
 
 MODELS = ("llama", "qwen3", "qwen3_moe", "mixtral", "deepseek_v2")
+# vLLM's kernel of rotary embeddings for CPUs takes the distance of heads for that of tokens, in the queries of latent
+# attention. With its own PyTorch code in place of the kernel its tokens are those of transformers.
+SERVED = {"deepseek_v2": ("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}')}
 LENGTH = 6  # tokens of an answer
 ASKED = 2  # answers of each version
 
@@ -76,7 +79,7 @@ def updates(name: str, ranks: int, options: argparse.Namespace, folder: pathlib.
     memory: dict[int, float] = {}
     tokens = 0
     with (
-        Server(folder, ranks, in_place=not options.packed) as server,
+        Server(folder, ranks, in_place=not options.packed, options=SERVED.get(name, ())) as server,
         Trainer(weights, {"server": server.url}, rank=0, world=1, timeout=600) as trainer,
     ):
         pids = [each["pid"] for each in server.counts()]

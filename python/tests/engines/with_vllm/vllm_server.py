@@ -25,9 +25,17 @@ SHAKEN, SHAKES = 2**-7, 6  # of a weight, twice the step of bf16; and how often
 
 
 class Server:
-    """Until close(). `folder` holds the model, and gets the log."""
+    """Until close(). `folder` holds the model, and gets the log. `options`: further ones of `vllm serve`."""
 
-    def __init__(self, folder: pathlib.Path, ranks: int = 1, *, in_place: bool = True, **environment: str) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        ranks: int = 1,
+        *,
+        in_place: bool = True,
+        options: tuple[str, ...] = (),
+        **environment: str,
+    ) -> None:
         port = models.free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = folder / "server.log"
@@ -37,6 +45,7 @@ class Server:
             *("--worker-extension-cls", "vllm_counting.Counting", "--tensor-parallel-size", str(ranks)),
             *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model", "--skip-tokenizer-init"),
             *("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4"),
+            *options,
         ]
         found = os.environ.get("PYTHONPATH")
         surroundings = {
