@@ -17,7 +17,11 @@ class NotUp(UnavailableError):
     """Nothing answers at a server's address, or it says that it is not ready."""
 
 
-class NotFound(UnavailableError):
+class RefusedError(UnavailableError):
+    """A server answers that it does not do what was asked (4xx)."""
+
+
+class NotFound(RefusedError):
     """A server lacks a route."""
 
 
@@ -37,10 +41,12 @@ def call(
             found = json.loads(answer.read() or b"{}")
     except urllib.error.HTTPError as error:
         detail = error.read().decode(errors="replace")[:_MOST_SHOWN]
-        raise _KINDS.get(error.code, UnavailableError)(f"{where} answered {error.code}: {detail}") from None
+        refused = error.code < http.client.INTERNAL_SERVER_ERROR
+        kind = _KINDS.get(error.code, RefusedError if refused else UnavailableError)
+        raise kind(f"{where} answered {error.code}: {detail}") from None
     except urllib.error.URLError as error:
-        kind = NotUp if isinstance(error.reason, ConnectionError) else UnavailableError
-        raise kind(f"{where}: {error.reason}") from None
+        missing = isinstance(error.reason, ConnectionError)
+        raise (NotUp if missing else UnavailableError)(f"{where}: {error.reason}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise UnavailableError(f"{where}: {error}") from None
     if not isinstance(found, dict):

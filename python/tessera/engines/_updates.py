@@ -19,7 +19,8 @@ class EngineUpdate:
 
     Attributes:
         ok: Whether all its ranks serve the new version. If not, all serve the one before; or the server is left paused,
-            which `error` then says, as a copy into place has failed for good. The next send() ends it.
+            which `error` then says, as a copy into place has failed for good, or as its ranks do not say what they
+            hold. The next send() that works ends it.
         version: The version that it serves; None if it does not say.
         error: Why not.
         pause: Seconds in which no request ran.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 
 from ..._bus.bus import Bus, connect
 from ..._closing import Closing
-from ..._errors import PeerLostError, UnavailableError
+from ..._errors import DeadlineExceededError, PeerLostError, UnavailableError
 
 _BYTES = 1 << 16
 _MOST_TEXT = 500
 _BATCH = "verdicts"
 _RETRY_SECONDS = 0.1
+_GRACE_SECONDS = 2.0  # verdicts are told before SGLang answers
 _FIELDS = {"joined": bool, "ok": bool, "version": int, "torn": bool, "rank": int, "error": str}
 
 
@@ -67,9 +69,11 @@ class Reader(Closing):
         except (PeerLostError, UnavailableError):  # it has ended; if it is started again, its numbers are higher
             return int(self._batch.version)
 
-    def read(self, after: int) -> list[dict[str, Any]]:
-        """That of each rank, of the first verdict with a number above `after`. Raises UnavailableError for an answer
-        that is none."""
+    def read(self, after: int, hurry: threading.Event) -> list[dict[str, Any]]:
+        """That of each rank, of the first verdict with a number above `after`, for which it waits only a moment once
+        `hurry` is set and the server has joined. Raises UnavailableError for an answer
+        that is none, and DeadlineExceededError, UnavailableError or PeerLostError where none comes in time."""
+        end = time.monotonic() + self._timeout
         if self._bus is None:
             pair, trainer, engine, store = self._options
             reader, teller = _names(trainer, engine)
@@ -80,7 +84,7 @@ class Reader(Closing):
                 bus.close()
                 raise
             self._bus = bus
-        self._receive(after + 1)
+        self._receive(after + 1, end, hurry)
         text = self._memory.numpy().tobytes().rstrip(b"\0")
         try:
             found = json.loads(text)
@@ -90,12 +94,18 @@ class Reader(Closing):
             raise UnavailableError(f"{self._engine} told {text[:_MOST_TEXT]!r}, not a verdict")
         return found
 
-    def _receive(self, version: int) -> None:
-        end = time.monotonic() + self._timeout
+    def _receive(self, version: int, end: float, hurry: threading.Event) -> None:
+        hurried = False
         while True:
+            if hurry.is_set() and not hurried:
+                end, hurried = min(end, time.monotonic() + _GRACE_SECONDS), True
             try:
+                self._batch.wait_version(version, _RETRY_SECONDS)
                 self._batch.recv(version, timeout=max(end - time.monotonic(), _RETRY_SECONDS))
                 return
+            except DeadlineExceededError:
+                if time.monotonic() > end:
+                    raise
             except (PeerLostError, UnavailableError):  # of a server that is started again
                 if time.monotonic() > end:
                     raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import pickle
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,12 +13,13 @@ from typing import Any
 from ..._bus.bus import connect
 from ..._closing import Closing
 from ..._errors import Error, InvalidArgumentError, UnavailableError
-from .._http import call
+from .._http import RefusedError, call
 from .._updates import EngineUpdate, mixed, told
 from ._verdicts import Reader
 
 LOADER = "tessera.engines.sglang.load"
 _POLL_SECONDS = 0.005
+_UNKNOWN = "which weights its ranks hold is not known, and the server is left paused"
 
 
 class Trainer(Closing):
@@ -77,6 +79,7 @@ class Trainer(Closing):
             raise
         self._readers = {name: Reader(pair, role, name, store, timeout) for name in engines}
         self._ranks: dict[str, int] = {}
+        self._held: set[str] = set()  # left paused: their ranks may hold weights of several versions
 
     def send(self, version: int | None = None) -> dict[str, EngineUpdate]:
         """Sends a version, and has every server install it. Collective; the model may be changed once it returns.
@@ -120,33 +123,14 @@ class Trainer(Closing):
 
     def _session(self, name: str, version: int) -> tuple[EngineUpdate, bool]:
         """One call of the loader in all ranks, and whether the server has only joined by it."""
-        url, reader = self._engines[name], self._readers[name]
-        payload = base64.b64encode(pickle.dumps([], protocol=4)).decode()
-        body = {
-            "serialized_named_tensors": [payload] * self._ranks_of(name),
-            "load_format": LOADER,
-            "flush_cache": self._flush_cache,
-            "selector": "target",
-        }
+        url = self._engines[name]
+        body = self._asked(name)
         began = time.monotonic()
         self._post(url, "pause_generation", {"mode": self._pause})
-        torn = False
         try:
-            after = reader.newest()
-            self._begin(url)
-            try:
-                with concurrent.futures.ThreadPoolExecutor(1, "tessera-verdict") as beside:
-                    telling = beside.submit(reader.read, after)  # it meets the server while that joins
-                    refused = _error_of(lambda: self._post(url, "update_weights_from_tensor", body))
-                    untold = _error_of(telling.result)
-                    if untold is not None:
-                        raise refused or untold
-                    ranks = telling.result()
-            finally:
-                self._post(url, "end_weight_update", {})
-            torn = any(each["torn"] for each in ranks)
+            ranks, refused = self._load(name, body)
         finally:
-            if not torn:
+            if name not in self._held:
                 self._post(url, "continue_generation", {})
         update = _update_of(ranks, version, time.monotonic() - began)
         if update.ok and not ranks[0]["joined"]:
@@ -154,6 +138,41 @@ class Trainer(Closing):
         if update.ok and refused is not None:
             update = EngineUpdate(False, update.version, f"the weights are installed, and {refused}", update.pause)
         return update, bool(ranks[0]["joined"] and ranks[0]["ok"])
+
+    def _asked(self, name: str) -> dict[str, Any]:
+        """What makes SGLang call the loader in all ranks."""
+        payload = base64.b64encode(pickle.dumps([], protocol=4)).decode()
+        return {
+            "serialized_named_tensors": [payload] * self._ranks_of(name),
+            "load_format": LOADER,
+            "flush_cache": self._flush_cache,
+            "selector": "target",
+        }
+
+    def _load(self, name: str, body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Error | None]:
+        """What each rank says after the loader has run, and what SGLang has refused. Where it is not known
+        what ranks hold, the server is held from then on. Raises Error."""
+        url, reader = self._engines[name], self._readers[name]
+        after, hurry = reader.newest(), threading.Event()
+        self._begin(url)
+        try:
+            with concurrent.futures.ThreadPoolExecutor(1, "tessera-verdict") as beside:
+                telling = beside.submit(reader.read, after, hurry)  # it meets the server while that joins
+                refused = _error_of(lambda: self._post(url, "update_weights_from_tensor", body))
+                if isinstance(refused, RefusedError):
+                    hurry.set()  # a verdict would have been told before
+                untold = _error_of(telling.result)
+            if untold is None:
+                ranks = telling.result()
+                (self._held.add if _are_mixed(ranks) else self._held.discard)(name)
+            elif not isinstance(refused, RefusedError) and self._attached(name):  # without, there is nothing to install
+                self._held.add(name)
+        finally:
+            ended = _error_of(lambda: self._post(url, "end_weight_update", {}))
+        if untold is not None:
+            error = str(refused or untold)
+            raise UnavailableError(f"{error}; {_UNKNOWN}" if name in self._held else error)
+        return ranks, refused or ended
 
     def _begin(self, url: str) -> None:
         try:
@@ -177,7 +196,7 @@ class Trainer(Closing):
     def _post(self, url: str, path: str, body: Any) -> dict[str, Any]:
         answer = call(url, path, body, timeout=self._timeout + 10)
         if answer.get("success", True) is not True:
-            raise UnavailableError(f"{url}/{path} refused: {str(answer.get('message'))[:500]}")
+            raise RefusedError(f"{url}/{path} refused: {str(answer.get('message'))[:500]}")
         return answer
 
     def close(self) -> None:
@@ -199,12 +218,16 @@ def _error_of(work: Callable[[], Any]) -> Error | None:
     return None
 
 
+def _are_mixed(ranks: list[dict[str, Any]]) -> bool:
+    return any(each["torn"] for each in ranks) or len({each["version"] for each in ranks}) > 1
+
+
 def _update_of(ranks: list[dict[str, Any]], version: int, pause: float) -> EngineUpdate:
     serves = min(each["version"] for each in ranks)
     failed = [each for each in ranks if not each["ok"]]
-    if failed:
+    if failed or _are_mixed(ranks):
         error = told((each["rank"], each["error"]) for each in failed)
-        error = mixed(error) if any(each["torn"] for each in ranks) else error
+        error = mixed(error) if _are_mixed(ranks) else error
         return EngineUpdate(False, serves, error, pause, ranks=tuple(ranks))
     late = not ranks[0]["joined"] and serves < version
     behind = f"it took version {serves}, which was on its way, and not {version}" if late else ""

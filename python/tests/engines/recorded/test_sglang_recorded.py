@@ -76,6 +76,14 @@ class Scheduler:
         if point:
             live._swap = fails  # type: ignore[method-assign]
 
+    def keep_silent(self, silent: bool) -> None:
+        """Its first rank tells nothing of what it does."""
+        teller = self.server._teller
+        if teller is not None:
+            teller.__dict__.pop("tell", None)
+            if silent:
+                teller.tell = fails  # type: ignore[method-assign]
+
     def state(self) -> int | None:
         """Which version it serves; None: several at once."""
         for version in range(10):
@@ -210,7 +218,6 @@ class Weights:
             self.memory[name].copy_(tensor)
 
 
-@pytest.mark.slow
 def test_updates_faults_and_a_server_that_is_started_again(engine: Engine) -> None:
     weights = Weights()
     with sglang.Trainer(weights.memory, {"engine0": engine.url}, rank=0, world=1, timeout=60) as trainer:
@@ -251,6 +258,41 @@ def test_updates_faults_and_a_server_that_is_started_again(engine: Engine) -> No
         assert engine.serves == [0, 0]
         found = sent(8)
         assert found.ok and engine.serves == [8, 8], found
+
+
+def test_a_server_that_does_not_tell_what_it_holds_stays_paused_until_it_does(engine: Engine) -> None:
+    weights = Weights()
+    with sglang.Trainer(weights.memory, {"engine0": engine.url}, rank=0, world=1, timeout=60) as trainer:
+
+        def sent(version: int, patience: float = 60) -> Any:
+            weights.become(version)
+            trainer._readers["engine0"]._timeout = patience  # for what never comes
+            return trainer.send()["engine0"]
+
+        engine.refusing["update_weights_from_tensor"] = 400, "not this model"  # and it never met the trainer
+        found = sent(1, 1)
+        assert not found.ok and "answered 400" in found.error and "paused" not in found.error
+        assert engine.serves == [0, 0] and engine.paths()[-1] == "continue_generation"
+        assert sent(2).ok and engine.serves == [2, 2]
+
+        engine.refusing["update_weights_from_tensor"] = 400, "not now"
+        found = sent(3)
+        assert not found.ok and "not now" in found.error and "paused" not in found.error
+        assert engine.serves == [2, 2] and engine.paths()[-1] == "continue_generation"
+
+        for failing in (lambda: engine.ask("keep_silent", True), lambda: engine.refusing.update(LOST)):
+            failing()
+            found = sent(4, 1)
+            assert not found.ok and "not known, and the server is left paused" in found.error
+            assert engine.paths() == SESSION
+            engine.ask("keep_silent", False)
+            engine.refusing["begin_weight_update"] = 400, "busy"
+            found = sent(5)
+            assert not found.ok and "busy" in found.error and "continue_generation" not in engine.paths()
+            assert sent(6).ok and engine.serves == [6, 6] and engine.paths() == UPDATE
+
+
+LOST = {"update_weights_from_tensor": (502, "no answer")}
 
 
 def test_a_checkpoint_that_the_model_does_not_take_is_refused(engine: Engine) -> None:
