@@ -63,11 +63,15 @@ class Engine:
 
 
 def held(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Its tensors, and what linears give that are packed out of sight."""
+    """Its tensors, those that attention has packed for AMX, and what linears give that are packed out of sight."""
     found = {name: each.clone() for name, each in models.tensors(model).items()}
     for name, module in model.named_modules():
+        hidden = vars(module.impl) if hasattr(module, "impl") else {}
+        found |= {f"{name}.impl.{key}": each.clone() for key, each in hidden.items() if isinstance(each, torch.Tensor)}
         packed: Any = getattr(module, "cpu_linear", None)
         if packed is None or not hasattr(module, "input_size_per_partition"):
+            continue
+        if packed is torch.nn.functional.linear and module.weight.numel() == 0:  # attention has taken it
             continue
         generator = torch.Generator().manual_seed(0)
         probe = torch.randn(3, module.input_size_per_partition, generator=generator)  # type: ignore[arg-type]
