@@ -200,6 +200,11 @@ class LiveWeights:
         return self._staged
 
     @property
+    def received(self) -> int | None:
+        """The version that receive() has got, which settle() is due for."""
+        return self._received
+
+    @property
     def run(self) -> str:
         """Of the trainer that sends; empty: not known."""
         return self._run

@@ -29,12 +29,11 @@ def of_vllm(torn):
         {
             "failure": "",
             "run": "here",
-            "version": 4 if error else 5,
+            "version": 5 if torn and not error else 4,
             "torn": False,
             "verdict": {"ok": not error, "rank": rank, "error": error},
         }
         for rank, error in enumerate(CAUSES)
-        if torn or error
     ]
     return outcome(ranks)["error"]
 

@@ -28,6 +28,9 @@ class Played:
         played = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.do_POST()
+
             def do_POST(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 path = self.path.strip("/")
@@ -231,3 +234,15 @@ def test_without_the_plugin_a_pause_that_is_refused_is_followed_by_resume(play):
     with pytest.raises(UnavailableError, match="pause.*500"):
         server.update(1, "run")
     assert workers.said[-2:] == ["status", "resume"]
+
+
+def test_replicas_need_the_plugin(play):
+    config = {"vllm_config": {"parallel_config": {"data_parallel_size": 2}}}
+    played = play({"server_info?config_format=json": config, "collective_rpc": {"results": [STATUS]}})
+    for replicas in (1, 2):
+        with pytest.raises(UnavailableError, match="has 2 replicas: start it with VLLM_PLUGINS=tessera"):
+            Server(played.url, None, 5, "keep", replicas=replicas).join(INIT)
+    assert "collective_rpc" not in [path for path, _ in played.asked]
+    played = play({"v1/tessera/join": whole()})
+    Server(played.url, None, 5, "keep", replicas=2).join(INIT)
+    assert played.asked == [("v1/tessera/join", {"init": INIT, "replicas": 2})]

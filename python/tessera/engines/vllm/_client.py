@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -54,8 +55,8 @@ def failed(ranks: Ranks) -> str:
 
 def refused(ranks: Ranks) -> str:
     """Why an update was not installed, or nothing."""
-    verdicts = [each["verdict"] for each in ranks if each["verdict"] is not None and not each["verdict"]["ok"]]
-    return told((verdict["rank"], verdict["error"]) for verdict in verdicts)
+    verdicts = [(rank, each["verdict"]) for rank, each in enumerate(ranks) if each["verdict"] is not None]
+    return told((rank, verdict["error"]) for rank, verdict in verdicts if not verdict["ok"])
 
 
 _STATUS = {
@@ -99,17 +100,21 @@ def _has(fields: Mapping[str, Any], found: Any) -> bool:
 class Server:
     """One vLLM server. Each call has a deadline, and checks what it is answered; raises UnavailableError."""
 
-    def __init__(self, url: str, key: str | None, timeout: float, pause: str, clear_cache: bool = True) -> None:
+    def __init__(
+        self, url: str, key: str | None, timeout: float, pause: str, clear_cache: bool = True, replicas: int = 1
+    ) -> None:
         self.url = url.rstrip("/")
         self._key = key
         self._timeout = timeout
         self._pause = pause
         self._clear_cache = clear_cache
+        self._replicas = replicas
         self._has_plugin: bool | None = None
 
     def join(self, init: Mapping[str, Any]) -> None:
         """Makes it meet the trainer."""
-        answer = self._by("v1/tessera/join", {"init": init}, lambda: self._join_by_steps(init))
+        body = {"init": init} | ({"replicas": self._replicas} if self._replicas > 1 else {})
+        answer = self._by("v1/tessera/join", body, lambda: self._join_by_steps(init))
         ranks = answer["ranks"]
         refused = failed(ranks) or any(each["trainer"] != init["run"] for each in ranks)
         if refused:
@@ -152,6 +157,7 @@ class Server:
     # --- without the plugin for endpoints: a trainer that dies between pause and resume leaves the server paused
 
     def _join_by_steps(self, init: Mapping[str, Any]) -> dict[str, Any]:
+        self._require_one_replica()
         self._call("tessera_leave")  # all ranks, before one of them comes back
         ranks = self._settled(self._call("tessera_meet", init))
         if not failed(ranks):
@@ -186,6 +192,17 @@ class Server:
             self._show(serves[1])
             self._post("resume")
         return outcome(ranks, pause=time.monotonic() - began)
+
+    def _require_one_replica(self) -> None:
+        """Of several, /collective_rpc tells only what the first one answers."""
+        count = self._replicas
+        with contextlib.suppress(UnavailableError, KeyError, TypeError):  # an older vLLM does not tell
+            config = call(
+                self.url, "server_info?config_format=json", timeout=_STATUS_SECONDS, key=self._key, method="GET"
+            )
+            count = max(count, int(config["vllm_config"]["parallel_config"]["data_parallel_size"]))
+        if count > 1:
+            raise UnavailableError(f"{self.url} has {count} replicas: start it with VLLM_PLUGINS=tessera")
 
     def _show(self, version: int) -> None:
         if version > 0:

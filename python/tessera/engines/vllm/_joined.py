@@ -21,6 +21,7 @@ from ._computed import Computed
 from ._generation import worker_base
 from ._layers import plan_of
 from ._meta import on_meta
+from ._replicas import job_of, rank_of
 from ._settings import copies_always
 
 _base = worker_base()
@@ -34,7 +35,7 @@ class InitInfo(_base.WeightTransferInitInfo):  # type: ignore[misc, name-defined
     Attributes:
         pair: The name under which both jobs meet.
         trainer: Name of the trainer's job.
-        engine: Name of this engine's job. With data parallelism each replica is a job "NAME-dpN" of its own.
+        engine: Name of this engine's job. With data parallelism each further replica is a job "NAME-dpN" of its own.
         store: URL of the store. None: as everywhere.
         batch: Name of the batch.
         timeout: Seconds to wait for the trainer.
@@ -91,11 +92,9 @@ class Joined:
         self._model = model
         self._config = config
         self._serving = serving
-        self._group = get_world_group()
-        parallel = config.parallel_config
-        several = parallel.data_parallel_size > 1
-        self._engine = f"{info.engine}-dp{parallel.data_parallel_index}" if several else info.engine
-        self.agree = one_rank if self._group.world_size == 1 else self._voters(meeting)
+        self._engine = job_of(info.engine, config.parallel_config.data_parallel_index)
+        self._rank, self._world = rank_of(get_world_group(), config.parallel_config)
+        self.agree = one_rank if self._world == 1 else self._voters(meeting)
         self._connecting = Connecting()
         self._bus: Any = None
         self._offered: Any = None
@@ -104,7 +103,7 @@ class Joined:
 
     def _voters(self, meeting: str) -> StoreVote:
         store = group_store(f"tessera/{self._engine}/{meeting}")
-        return StoreVote(store, self._group.rank_in_group, self._group.world_size, self.info.timeout)
+        return StoreVote(store, self._rank, self._world, self.info.timeout)
 
     def meet(self) -> None:
         """Waits for the trainer, and for what it offers."""
@@ -116,8 +115,8 @@ class Joined:
             role=self._engine,
             peer=info.trainer,
             store=info.store,
-            rank=self._group.rank_in_group,
-            world=self._group.world_size,
+            rank=self._rank,
+            world=self._world,
             timeout=info.timeout,
         )
         self._offered = self._bus.manifest(info.batch)
@@ -159,7 +158,7 @@ class Joined:
             batch,
             {**received, **results},
             agree=self.agree,
-            rank=self._group.rank_in_group,
+            rank=self._rank,
             prepare=computed.run if computed.needed else None,
             plan=plan,
             serving=self._serving,

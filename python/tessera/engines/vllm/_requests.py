@@ -20,6 +20,14 @@ def init_of(body: Any) -> dict[str, Any]:
     return init
 
 
+def replicas_of(body: Any) -> int:
+    """How many replicas the trainer counts on, in a request to join."""
+    replicas = body.get("replicas", 1)
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+        raise InvalidArgumentError(f"replicas={replicas!r}: give the server's --data-parallel-size")
+    return replicas
+
+
 class Asked(NamedTuple):
     """A request to update."""
 

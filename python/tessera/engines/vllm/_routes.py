@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from ..._errors import InvalidArgumentError
-from ._requests import init_of, update_of
+from ._requests import init_of, replicas_of, update_of
 
 _MOST_BYTES = 1 << 20
 
@@ -22,7 +22,8 @@ def add_routes(app: FastAPI, server: Any) -> None:
 
     async def join(request: Request) -> JSONResponse:
         async def work() -> Any:
-            return await server.join(init_of(await _body(request)))
+            body = await _body(request)
+            return await server.join(init_of(body), replicas_of(body))
 
         return await answer(work)
 

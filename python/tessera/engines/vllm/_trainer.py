@@ -15,6 +15,7 @@ from ..._errors import InvalidArgumentError, UnavailableError
 from .._http import NotUp
 from .._updates import EngineUpdate
 from ._client import NOT_MET, PAUSES, Server, update_of
+from ._replicas import jobs_of
 
 
 class Trainer(Closing):
@@ -49,6 +50,7 @@ class Trainer(Closing):
         pause: str = "keep",
         clear_cache: bool = True,
         grace: float | None = None,
+        data_parallel: int | Mapping[str, int] = 1,
         api_key: str | None = None,
         **options: Any,
     ) -> None:
@@ -66,6 +68,7 @@ class Trainer(Closing):
                 of the old weights, and so do those of later requests with the same beginning.
             grace: Seconds that a send() waits for the other servers once one has the version. Those that take longer go
                 on, and miss the versions that are sent until they are done. None: it waits for all.
+            data_parallel: The servers' --data-parallel-size, of all or by name. Above 1 they need VLLM_PLUGINS=tessera.
             api_key: That the servers want. Default: VLLM_API_KEY.
             options: Of Bus.register(), such as map=, wire= and delta=.
 
@@ -77,13 +80,17 @@ class Trainer(Closing):
         if pause not in PAUSES:
             raise InvalidArgumentError(f"pause={pause!r}: give one of {', '.join(PAUSES)}")
         key = api_key if api_key is not None else os.environ.get("VLLM_API_KEY")
-        self._servers = {name: Server(url, key, timeout, pause, clear_cache) for name, url in engines.items()}
+        replicas = _replicas_of(engines, data_parallel)
+        self._servers = {
+            name: Server(url, key, timeout, pause, clear_cache, replicas[name]) for name, url in engines.items()
+        }
         self._grace = grace
         self._sent = 0
         self._busy: dict[str, concurrent.futures.Future[EngineUpdate]] = {}
         self._pool = concurrent.futures.ThreadPoolExecutor(len(engines), "tessera-vllm")
         self.run = uuid.uuid4().hex[:16]
-        self._bus = connect(pair, role=role, peer=list(engines), store=store, rank=rank, world=world, timeout=timeout)
+        peers = [job for name in engines for job in jobs_of(name, replicas[name])]
+        self._bus = connect(pair, role=role, peer=peers, store=store, rank=rank, world=world, timeout=timeout)
         try:
             self._batch = self._bus.register(model, batch, "staged", direction="send", timeout=timeout, **options)
             self._leads = self._bus.rank == 0
@@ -160,6 +167,15 @@ class Trainer(Closing):
     @property
     def closed(self) -> bool:
         return self._bus.closed
+
+
+def _replicas_of(engines: Iterable[str], given: int | Mapping[str, int]) -> dict[str, int]:
+    """By server."""
+    found = {name: given.get(name, 1) if isinstance(given, Mapping) else given for name in engines}
+    known = isinstance(given, int) or given.keys() <= found.keys()
+    if not known or any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in found.values()):
+        raise InvalidArgumentError(f"data_parallel={given!r}: give each server's --data-parallel-size, by its name")
+    return found
 
 
 def trainer(model: Any, engines: str | Sequence[str] | Mapping[str, str], **options: Any) -> Trainer:

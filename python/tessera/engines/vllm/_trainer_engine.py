@@ -35,7 +35,6 @@ class TesseraTrainerInitInfo(_base.TrainerInitInfo):  # type: ignore[misc, name-
         pair: The name under which both jobs meet.
         trainer: Name of the trainer's job.
         engine: Name of the engine's job.
-        replicas: The engine's data parallel size: each replica is a job.
         store: URL of the store. None: as everywhere.
         batch: Name of the batch.
         timeout: Seconds for each step.
@@ -48,16 +47,11 @@ class TesseraTrainerInitInfo(_base.TrainerInitInfo):  # type: ignore[misc, name-
     pair: str = "weights"
     trainer: str = "trainer"
     engine: str = "engine"
-    replicas: int = 1
     store: str | None = None
     batch: str = "default"
     timeout: float = 60
     wire: Any = None
     delta: bool = False
-
-    def jobs(self) -> list[str]:
-        """The engine's, as its workers name them."""
-        return [self.engine] if self.replicas == 1 else [f"{self.engine}-dp{each}" for each in range(self.replicas)]
 
     def for_workers(self) -> dict[str, Any]:
         """worker.InitInfo, as plain values."""
@@ -110,7 +104,7 @@ class TesseraTrainerEngine(_base.TrainerWeightTransferEngine[TesseraTrainerInitI
         self._bus = connect(
             info.pair,
             role=info.trainer,
-            peer=info.jobs(),
+            peer=[info.engine],
             store=info.store,
             rank=info.rank,
             world=info.world,
@@ -131,7 +125,7 @@ class TesseraTrainerEngine(_base.TrainerWeightTransferEngine[TesseraTrainerInitI
             refused = failed(self._reached.call("tessera_status", []))
             if refused:
                 raise UnavailableError(f"the engine: {refused}")
-        self._batch.wait_peers(len(info.jobs()), timeout=info.timeout)  # so that all ranks count versions from here
+        self._batch.wait_peers(1, timeout=info.timeout)  # so that all ranks count versions from here
 
     @property
     def last_update(self) -> EngineUpdate | None:

@@ -14,12 +14,14 @@ guards them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..._errors import InvalidArgumentError
 from ._client import NOT_MET, failed, outcome, served
+from ._replicas import Replicas
 from ._settings import BACKEND
 from ._versions import WeightVersions, marked
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from ._requests import Asked
 
 _POLL_SECONDS = (0.002, 0.05)  # the first, and the longest
+_ATTEMPTS = 3  # at a version that all replicas have
 
 
 class Endpoints:
@@ -39,6 +42,8 @@ class Endpoints:
 
     def __init__(self) -> None:
         self._client: Any = None
+        self._replicas: Replicas | None = None
+        self._has_siblings = False  # other processes with these routes, by --api-server-count
         self._busy = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.metrics: Any = None
@@ -54,19 +59,27 @@ class Endpoints:
         if engine_client is None or not _is_ours(engine_client):
             return
         self._client = engine_client
+        self._replicas = Replicas(engine_client)
+        parallel = getattr(engine_client.vllm_config, "parallel_config", None)
+        processes = getattr(parallel, "_api_process_count", 1)
+        self._has_siblings = processes > 1 and hasattr(engine_client, "get_weight_version")
         self.metrics = new_metrics()
         engine_client.generate = marked(engine_client.generate)
         await self._show(await self._rpc("tessera_status"))  # what --load-format tessera has loaded
 
     async def shown_version(self) -> str:
         """The version in new headers."""
+        if self._has_siblings:
+            with contextlib.suppress(RuntimeError):  # replicas may be told of it one after another
+                self.version = str(await self._client.get_weight_version())
         return self.version
 
     async def status(self) -> dict[str, Any]:
         return outcome(await self._rpc("tessera_status"))
 
-    async def join(self, init: dict[str, Any]) -> dict[str, Any]:
-        """Meets the trainer; requests are served meanwhile."""
+    async def join(self, init: dict[str, Any], replicas: int = 1) -> dict[str, Any]:
+        """Meets the trainer, which counts on so many replicas; requests are served meanwhile."""
+        self._everywhere().require(replicas)
         return await self._whole(lambda: self._join(init))
 
     async def update(self, asked: Asked) -> dict[str, Any]:
@@ -96,12 +109,14 @@ class Endpoints:
         ranks = await self._rpc("tessera_status")
         if asked.run is not None and any(each["trainer"] != asked.run for each in ranks):
             return outcome(ranks, NOT_MET)
-        ranks = await self._rpc("tessera_receive", asked.min_version, asked.timeout)
+        ranks = await self._received(asked)
         if failed(ranks):
             return self._counted(outcome(ranks))
-        ranks = await self._settled(ranks)
-        if not all(each["ready"] for each in ranks):
-            return self._counted(outcome(await self._rpc("tessera_commit")))  # installs nothing, and says why
+        if unready := self._everywhere().unready(ranks):
+            ranks = await self._rpc("tessera_commit", only=unready)  # installs nothing, and says why
+            return self._counted(outcome(ranks if self._everywhere().count == 1 else await self._rpc("tessera_status")))
+        if error := self._apart(ranks):
+            return self._counted(outcome(ranks, error))
         began = time.monotonic()
         is_one_version = True
         try:
@@ -120,6 +135,21 @@ class Endpoints:
             if is_one_version:
                 await self._client.resume_generation()
         return self._counted(outcome(ranks, pause=time.monotonic() - began))
+
+    async def _received(self, asked: Asked) -> list[dict[str, Any]]:
+        """Once no worker receives any more. Replicas of which one has found a newer version than others do it again."""
+        ranks = await self._settled(await self._rpc("tessera_receive", asked.min_version, asked.timeout))
+        for _ in range(_ATTEMPTS):
+            if failed(ranks) or self._everywhere().unready(ranks) or not self._apart(ranks):
+                break
+            newest = max(each["received"] for each in ranks)
+            ranks = await self._settled(await self._rpc("tessera_receive", newest, asked.timeout))
+        return ranks
+
+    def _apart(self, ranks: list[dict[str, Any]]) -> str:
+        """Which versions replicas have received, if these differ; ranks of one replica vote about theirs."""
+        versions = {each["received"] for each in ranks} if self._everywhere().count > 1 else set()
+        return f"replicas have received versions {sorted(versions)}" if len(versions) > 1 else ""
 
     async def _is_paused(self, asked: Asked) -> bool:
         """With "wait", requests may take longer to end than anybody waits."""
@@ -151,11 +181,13 @@ class Endpoints:
             self.version = str(serves[1])
             self.metrics.show(serves[1])
 
-    async def _rpc(self, method: str, *args: Any) -> list[dict[str, Any]]:
-        if self._client is None:
+    async def _rpc(self, method: str, *args: Any, only: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        return await self._everywhere().call(method, args, only)
+
+    def _everywhere(self) -> Replicas:
+        if self._replicas is None:
             raise InvalidArgumentError(f'start the server with --weight-transfer-config \'{{"backend": "{BACKEND}"}}\'')
-        ranks: list[dict[str, Any]] = await self._client.collective_rpc(method, args=args)
-        return ranks
+        return self._replicas
 
 
 def new_metrics() -> Any:

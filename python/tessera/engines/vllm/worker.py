@@ -167,6 +167,7 @@ class TesseraWeightTransferEngine(_base.WeightTransferEngine[InitInfo, UpdateInf
             "trainer": live.run if live is not None else None,
             "busy": self._busy(),
             "ready": live.ready if live is not None else False,
+            "received": live.received if live is not None else None,
             "failure": self._failure,
             "version": serving.version,
             "run": serving.run,

@@ -118,7 +118,6 @@ def test_what_a_trainer_tells_a_worker_is_parsed(vllm):
     assert (parsed.pair, parsed.trainer, parsed.engine, parsed.timeout, parsed.delta) == ("p", "trainer", "e", 7, True)
     update = worker.weight_transfer_engine.parse_update_info({"min_version": 3, "timeout": 1, "received": True})
     assert isinstance(update, vllm.base.WeightTransferUpdateInfo) and update.min_version == 3
-    assert vllm.ours.TesseraTrainerInitInfo(rank=0, engine="e", replicas=2).jobs() == ["e-dp0", "e-dp1"]
 
 
 def test_a_trainer_updates_an_engine(vllm):

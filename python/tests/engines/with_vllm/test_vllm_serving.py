@@ -6,6 +6,7 @@ pytest.importorskip("vllm")
 
 import torch
 import vllm_configs as configs
+from tessera import UnavailableError
 from tessera.engines.vllm import Trainer
 from vllm_server import Reference, Server
 
@@ -46,6 +47,28 @@ def test_each_version_answers_as_transformers_do(name, sizes, ranks, in_place, t
     assert [each["received"] for each in counts] == [each["share"] for each in counts]
     assert all(each["received"] <= 0.6 * whole if ranks == 2 else each["received"] == whole for each in counts)
     assert all((each["exchanged"] > 0) == in_place and (each["rebuilt"] > 0) != in_place for each in update.ranks)
+
+
+def test_two_replicas_take_each_version(tmp_path):
+    """Of a dense model: one with experts ends at its first request on a CPU, without an update, too."""
+    configs.save_configuration(configs.configuration("llama", 1, **DENSE), tmp_path)
+    reference = Reference(tmp_path)
+    reference.model.save_pretrained(tmp_path)
+    weights = {key: torch.clone(each) for key, each in reference.fill(0).items()}
+    with Server(tmp_path, options=("--data-parallel-size", "2")) as server:
+        with pytest.raises(UnavailableError, match="give its Trainer data_parallel=2"):
+            Trainer(weights, {"server": server.url}, rank=0, world=1, timeout=600)
+        with Trainer(weights, {"server": server.url}, rank=0, world=1, timeout=600, data_parallel=2) as trainer:
+            for version in (1, 2, 3):
+                for key, each in reference.fill(version).items():
+                    weights[key].copy_(each)
+                update = trainer.send(version)["server"]
+                assert update.ok and [each["version"] for each in update.ranks] == [version, version], update
+                assert server.get("/weight_info")["weight_version"] == str(version)
+                certain = reference.certain(version, LENGTH)
+                assert len(certain) >= 4  # requests go to one replica after the other
+                assert all(server.tokens(prompt, LENGTH) == expected for prompt, expected in certain[:8])
+                assert {server.shown([5, 6, each]) for each in range(8)} == {str(version)}  # by both HTTP processes
 
 
 def test_a_version_that_never_comes_leaves_the_one_before(tmp_path):

@@ -132,6 +132,13 @@ class Server:
         found: list[int] = self.post("/v1/completions", _asked(prompt, length))["choices"][0]["token_ids"]
         return found
 
+    def shown(self, prompt: list[int]) -> str:
+        """The version in the header of an answer."""
+        connection, answer = self._ask("POST", "/v1/completions", _asked(prompt, 1))
+        answer.read()
+        connection.close()
+        return str(answer.getheader("X-Weight-Version"))
+
     def stream(self, prompt: list[int], length: int) -> Iterator[int]:
         """The number of tokens in each part of an answer, as it arrives."""
         connection, answer = self._ask("POST", "/v1/completions", _asked(prompt, length) | {"stream": True})
