@@ -64,7 +64,14 @@ class TesseraWeightTransferEngine(_base.WeightTransferEngine[InitInfo, UpdateInf
         return InitInfo.parsed(init_dict)
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Meets the trainer and learns the map, on all ranks or on none. Weights stay as they are."""
+        """Meets the trainer and learns the map, on all ranks or on none. Weights stay as they are. Raises
+        InvalidArgumentError with data parallelism, of which vLLM's own interface hears too little."""
+        replica = self.vllm_config.parallel_config.data_parallel_index
+        if replica > 0:  # on all its ranks, so that they stay in step
+            raise InvalidArgumentError(
+                f"replica {replica} of this engine: vLLM's own trainer interface hears only of the first replica; use "
+                "tessera.engines.vllm.Trainer(..., data_parallel=)"
+            )
         self.attempt(lambda: self._join(init_info))
 
     def _join(self, info: InitInfo) -> None:

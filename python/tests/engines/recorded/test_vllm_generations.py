@@ -120,6 +120,14 @@ def test_what_a_trainer_tells_a_worker_is_parsed(vllm):
     assert isinstance(update, vllm.base.WeightTransferUpdateInfo) and update.min_version == 3
 
 
+def test_replicas_are_not_met_by_an_interface_that_hears_only_of_the_first(vllm):
+    engine = vllm.worker(torch.nn.Linear(2, 2)).weight_transfer_engine
+    engine.vllm_config.parallel_config.data_parallel_index = 1
+    info = engine.parse_init_info(vllm.ours.TesseraTrainerInitInfo(rank=0).for_workers())
+    with pytest.raises(InvalidArgumentError, match="replica 1 of this engine: .* use tessera.engines.vllm.Trainer"):
+        engine.init_transfer_engine(info)
+
+
 def test_a_trainer_updates_an_engine(vllm):
     with Pair(vllm) as pair:
         assert isinstance(pair.client, vllm.base.VLLMWeightSyncClient)
