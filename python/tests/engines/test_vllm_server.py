@@ -478,6 +478,14 @@ def test_another_number_of_replicas_is_refused(client, replicas, says):
         asyncio.run(run())
 
 
+def test_replicas_that_cannot_all_be_asked_are_not_updated():
+    client = Replicated()
+    client.engine_core.core_engines.pop()
+    with pytest.raises(InvalidArgumentError, match="reaches 1 of its 2 replicas"):
+        asyncio.run(updated(client))
+    assert client.asked("tessera_receive") == []
+
+
 def test_a_process_beside_the_one_that_was_asked_shows_the_version_that_serves():
     client = Client()
     client.vllm_config.parallel_config = SimpleNamespace(data_parallel_size=1, _api_process_count=2)

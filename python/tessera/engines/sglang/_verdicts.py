@@ -71,8 +71,8 @@ class Reader(Closing):
 
     def read(self, after: int, hurry: threading.Event) -> list[dict[str, Any]]:
         """That of each rank, of the first verdict with a number above `after`, for which it waits only a moment once
-        `hurry` is set and the server has joined. Raises UnavailableError for an answer
-        that is none, and DeadlineExceededError, UnavailableError or PeerLostError where none comes in time."""
+        `hurry` is set and the server has joined. Raises UnavailableError for an answer that is none, and
+        DeadlineExceededError, UnavailableError or PeerLostError where none comes in time."""
         end = time.monotonic() + self._timeout
         if self._bus is None:
             pair, trainer, engine, store = self._options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
+import contextlib
 import pickle
 import threading
 import time
@@ -126,18 +127,24 @@ class Trainer(Closing):
         url = self._engines[name]
         body = self._asked(name)
         began = time.monotonic()
-        self._post(url, "pause_generation", {"mode": self._pause})
         try:
+            self._post(url, "pause_generation", {"mode": self._pause})  # which may happen without an answer
             ranks, refused = self._load(name, body)
-        finally:
-            if name not in self._held:
-                self._post(url, "continue_generation", {})
+        except BaseException:
+            with contextlib.suppress(Error):
+                self._go_on(name)
+            raise
+        self._go_on(name)
         update = _update_of(ranks, version, time.monotonic() - began)
         if update.ok and not ranks[0]["joined"]:
             self._post(url, "update_weight_version", {"new_version": str(update.version), "abort_all_requests": False})
         if update.ok and refused is not None:
             update = EngineUpdate(False, update.version, f"the weights are installed, and {refused}", update.pause)
         return update, bool(ranks[0]["joined"] and ranks[0]["ok"])
+
+    def _go_on(self, name: str) -> None:
+        if name not in self._held:
+            self._post(self._engines[name], "continue_generation", {})
 
     def _asked(self, name: str) -> dict[str, Any]:
         """What makes SGLang call the loader in all ranks."""
@@ -150,8 +157,8 @@ class Trainer(Closing):
         }
 
     def _load(self, name: str, body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Error | None]:
-        """What each rank says after the loader has run, and what SGLang has refused. Where it is not known
-        what ranks hold, the server is held from then on. Raises Error."""
+        """What each rank says after the loader has run, and what SGLang has refused. Where it is not known what ranks
+        hold, the server is held from then on. Raises Error."""
         url, reader = self._engines[name], self._readers[name]
         after, hurry = reader.newest(), threading.Event()
         self._begin(url)

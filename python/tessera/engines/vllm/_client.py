@@ -196,7 +196,7 @@ class Server:
     def _require_one_replica(self) -> None:
         """Of several, /collective_rpc tells only what the first one answers."""
         count = self._replicas
-        with contextlib.suppress(UnavailableError, KeyError, TypeError):  # an older vLLM does not tell
+        with contextlib.suppress(UnavailableError, KeyError, TypeError, ValueError):  # an older vLLM does not tell
             config = call(
                 self.url, "server_info?config_format=json", timeout=_STATUS_SECONDS, key=self._key, method="GET"
             )

@@ -44,6 +44,10 @@ class Replicas:
                 f"this server has --data-parallel-size {self.count}, and the trainer counts on {wanted}: give its "
                 f"Trainer data_parallel={self.count}"
             )
+        self.require_all()
+
+    def require_all(self) -> None:
+        """Raises InvalidArgumentError unless all of them can be asked."""
         if self.count > 1 and (self._is_balanced_outside or len(self._engines()) != self.count):
             raise InvalidArgumentError(
                 f"this server reaches {len(self._engines())} of its {self.count} replicas: with data parallelism one "

@@ -106,6 +106,7 @@ class Endpoints:
         return outcome(ranks, failed(ranks))
 
     async def _update(self, asked: Asked) -> dict[str, Any]:
+        self._everywhere().require_all()
         ranks = await self._rpc("tessera_status")
         if asked.run is not None and any(each["trainer"] != asked.run for each in ranks):
             return outcome(ranks, NOT_MET)

@@ -280,6 +280,11 @@ def test_a_server_that_does_not_tell_what_it_holds_stays_paused_until_it_does(en
         assert not found.ok and "not now" in found.error and "paused" not in found.error
         assert engine.serves == [2, 2] and engine.paths()[-1] == "continue_generation"
 
+        engine.refusing["pause_generation"] = 502, "no answer"  # it may be paused
+        found = sent(3)
+        assert not found.ok and "pause_generation answered 502" in found.error
+        assert engine.paths() == ["pause_generation", "continue_generation"]
+
         for failing in (lambda: engine.ask("keep_silent", True), lambda: engine.refusing.update(LOST)):
             failing()
             found = sent(4, 1)
