@@ -74,8 +74,16 @@ class Replicas:
 
     def unready(self, ranks: Sequence[Any]) -> list[int]:
         """Replicas of which a rank has no version to install."""
-        size = len(ranks) // self.count
-        return [k for k in range(self.count) if not all(each["ready"] for each in ranks[k * size : (k + 1) * size])]
+        return sorted({self._of(rank, ranks) for rank, each in enumerate(ranks) if not each["ready"]})
+
+    def judged(self, ranks: Sequence[Any], replicas: Sequence[int]) -> list[Any]:
+        """The same, with verdicts of these replicas only: those of others are of an earlier update."""
+        return [
+            each if self._of(rank, ranks) in replicas else {**each, "verdict": None} for rank, each in enumerate(ranks)
+        ]
+
+    def _of(self, rank: int, ranks: Sequence[Any]) -> int:
+        return rank * self.count // len(ranks)
 
     def _engines(self) -> Sequence[Any]:
         core = getattr(self._client, "engine_core", None)

@@ -172,7 +172,7 @@ class Trainer(Closing):
 def _replicas_of(engines: Iterable[str], given: int | Mapping[str, int]) -> dict[str, int]:
     """By server."""
     found = {name: given.get(name, 1) if isinstance(given, Mapping) else given for name in engines}
-    known = isinstance(given, int) or given.keys() <= found.keys()
+    known = not isinstance(given, Mapping) or given.keys() <= found.keys()
     if not known or any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in found.values()):
         raise InvalidArgumentError(f"data_parallel={given!r}: give each server's --data-parallel-size, by its name")
     return found

@@ -114,8 +114,8 @@ class Endpoints:
         if failed(ranks):
             return self._counted(outcome(ranks))
         if unready := self._everywhere().unready(ranks):
-            ranks = await self._rpc("tessera_commit", only=unready)  # installs nothing, and says why
-            return self._counted(outcome(ranks if self._everywhere().count == 1 else await self._rpc("tessera_status")))
+            await self._rpc("tessera_commit", only=unready)  # installs nothing, and says why
+            return self._counted(outcome(self._everywhere().judged(await self._rpc("tessera_status"), unready)))
         if error := self._apart(ranks):
             return self._counted(outcome(ranks, error))
         began = time.monotonic()
