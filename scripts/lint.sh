@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Format, layers, sizes, documents, words and clang-tidy: for people and for CI alike.
+# Checks format, Python, layers, documents and clang-tidy: for people and for CI alike.
 #   scripts/lint.sh          check everything
 #   scripts/lint.sh --fix    format in place, then check
 #   scripts/lint.sh --quick  everything except clang-tidy
@@ -25,12 +25,9 @@ need_venv "${lint_wheels[@]}"
 "$TESSERA_VENV/bin/ruff" check
 "$TESSERA_VENV/bin/mypy"
 
-say "layers, sizes, documents and words"
+say "layers and documents"
 python3 scripts/check_layers.py
-python3 scripts/check_sizes.py
 python3 scripts/check_docs.py
-python3 scripts/check_troubleshooting.py
-python3 scripts/check_words.py
 [ "$mode" = --quick ] && exit 0
 scripts/docs.sh
 

@@ -1,5 +1,5 @@
 // The texts of errors and warnings, marked where they are thrown: "..."_message. Each has an entry in
-// docs/troubleshooting.md; scripts/check_troubleshooting.py compares them. A value; thread-safe.
+// docs/troubleshooting.md. A value; thread-safe.
 #pragma once
 
 #include <fmt/format.h>

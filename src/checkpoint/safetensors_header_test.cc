@@ -71,7 +71,6 @@ std::string nested(std::string_view open, int depth) {
   return text;
 }
 
-// sizes: function, a table of cases
 TEST(SafetensorsHeader, RefusesHostileHeadersWithOneClearLine) {
   const std::string two_64 = "18446744073709551616";
   const Hostile cases[] = {

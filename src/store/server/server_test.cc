@@ -18,7 +18,6 @@ std::vector<std::byte> bytes_of(std::string_view text) {
   return {bytes.begin(), bytes.end()};
 }
 
-// sizes: function, a table of cases
 TEST(ServerTest, HostilePeersAreClosedAndAClientAmongThemNoticesNothing) {
   const auto server = tcp_server();
   const auto client = open_store(server->address());
