@@ -434,20 +434,31 @@ void add_groups(Seeds& seeds) {
   put_group_frame(AskArena{.arena = 7}, frames);
   put_group_frame(ArenaAnswer{.arena = 7, .bytes = 1 << 26}, frames);
   seeds.add("group", "frames", to_text(frames.view()));
-  // A peer that takes part in a maximum of 100 values: its first mail, then its step.
   constexpr uint32_t kMail = 4096 + sizeof(Mail);
   constexpr uint32_t kStep = 192;
-  const std::pair<uint32_t, uint64_t> words[] = {
+  const auto add_page = [&](const char* name, std::span<const std::pair<uint32_t, uint64_t>> words, uint8_t call) {
+    ByteWriter page;
+    page.put('p');
+    page.put(static_cast<uint8_t>(words.size()));
+    for (const auto& [offset, value] : words) {
+      page.put(offset);
+      page.put(value);
+    }
+    page.put(call);
+    seeds.add("group", name, to_text(page.view()));
+  };
+  // A peer that takes part in a maximum of 100 values: its first mail, then its step.
+  const std::pair<uint32_t, uint64_t> maximum[] = {
       {kMail, 1}, {kMail + 8, static_cast<uint64_t>(CallKind::kMax)}, {kMail + 80, 400}, {kStep, 1}};
-  ByteWriter page;
-  page.put('p');
-  page.put(static_cast<uint8_t>(std::size(words)));
-  for (const auto& [offset, value] : words) {
-    page.put(offset);
-    page.put(value);
-  }
-  page.put(uint8_t{1});
-  seeds.add("group", "page", to_text(page.view()));
+  add_page("page", maximum, 1);
+  // A peer that refuses a barrier: "a reason".
+  const std::pair<uint32_t, uint64_t> refusal[] = {{kMail, 1},
+                                                   {kMail + 8, static_cast<uint64_t>(CallKind::kRefused)},
+                                                   {kMail + 80, 8},
+                                                   {kMail + 88, static_cast<uint64_t>(ErrorCode::kMismatch)},
+                                                   {kMail + 128, 0x6e6f736165722061},
+                                                   {kStep, 1}};
+  add_page("refusal", refusal, 3);
 }
 
 void add_texts(Seeds& seeds) {

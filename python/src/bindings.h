@@ -37,6 +37,8 @@ void bind_etp_runtime(nb::module_& module);  // after reports
 
 // An instance of the Python class for its code, not raised. REQUIRES: !status.ok()
 nb::object error_object(const Status& status);
+// Returns the code of that name: "invalid-argument". Throws Error(kInvalidArgument) if there is none.
+ErrorCode error_code_named(const std::string& name);
 
 // Converts a Mesh, placement or dtype of this module, or of another library (torch, NumPy), which
 // tessera._tensors.foreign translates; its exceptions pass through.

@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 
+#include "base/fail.h"
 #include "bindings.h"
 #include "tessera/error.h"
 
@@ -27,6 +28,12 @@ void translate(const std::exception_ptr& failure, void*) {
 
 nb::object error_object(const Status& status) {
   return nb::borrow(g_classes.at(static_cast<size_t>(status.code())))(status.message());
+}
+
+ErrorCode error_code_named(const std::string& name) {
+  for (size_t i = 1; i < kCodes; ++i)
+    if (to_string(static_cast<ErrorCode>(i)) == name) return static_cast<ErrorCode>(i);
+  fail(ErrorCode::kInvalidArgument, "no error has the code '{}'"_message, name);
 }
 
 void bind_errors(nb::module_&) {

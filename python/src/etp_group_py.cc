@@ -81,6 +81,13 @@ nb::typed<nb::list, nb::bytes> exchange(const ShardGroup& group, const std::stri
   return nb::typed<nb::list, nb::bytes>(found);
 }
 
+// The error is the caller's: it has raised, or will raise, its own.
+void refuse(const ShardGroup& group, const std::string& what, const std::string& text, const std::string& code) {
+  const nb::gil_scoped_release released;
+  const SignalHook hook;
+  group.impl()->refuse(what, {error_code_named(code), text});
+}
+
 constexpr size_t kGatherBytes = size_t{64} << 20;  // of a rank at a time
 
 // Concatenates the ranks' bytes at `to`, in rank order. They are sent in pieces, so that copies stay small.
@@ -165,6 +172,9 @@ void bind_etp_group(nb::module_& module) {
                   nb::arg("name"), nb::arg("timeout") = nb::none(), "Likewise, by way of a store.")
       .def("derive", derive, nb::arg("name"), "Collective: another group of the same ranks.")
       .def("exchange", exchange, nb::arg("what"), nb::arg("blob"), "Collective: every rank's bytes, in rank order.")
+      .def("refuse", refuse, nb::arg("what"), nb::arg("text"), nb::arg("code") = "invalid-argument",
+           "Takes part in the next collective call with a refusal: on the other ranks that call raises the error of "
+           "`code`, \"rank R: \" and `text`. Does not wait for them. The group stays usable.")
       .def("gather_bytes", gather_bytes, nb::arg("what"), nb::arg("address"), nb::arg("bytes"), nb::arg("to"),
            "Collective: concatenates what lies at every rank's `address`, of the sizes `bytes`, at `to`.")
       .def("close",

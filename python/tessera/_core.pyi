@@ -864,6 +864,11 @@ class ShardGroup:
     def exchange(self, what: str, blob: bytes) -> list[bytes]:
         """Collective: every rank's bytes, in rank order."""
 
+    def refuse(self, what: str, text: str, code: str = 'invalid-argument') -> None:
+        """
+        Takes part in the next collective call with a refusal: on the other ranks that call raises the error of `code`, "rank R: " and `text`. Does not wait for them. The group stays usable.
+        """
+
     def gather_bytes(self, what: str, address: int, bytes: Sequence[int], to: int) -> None:
         """
         Collective: concatenates what lies at every rank's `address`, of the sizes `bytes`, at `to`.

@@ -5,8 +5,23 @@
 
 #include "base/escape.h"
 #include "base/fail.h"
+#include "base/fields.h"
 
 namespace tessera::collective {
+namespace {
+
+MailHeader header_for(uint64_t number, CallKind kind, std::string_view what, uint64_t bytes) {
+  MailHeader header{.number = number, .kind = kind, .bytes = bytes};
+  header.what_bytes = static_cast<uint32_t>(std::min(what.size(), MailHeader::kWhatBytes));
+  std::copy_n(what.begin(), header.what_bytes, header.what.begin());
+  return header;
+}
+
+Status told_refusal(int rank, ErrorCode code, std::string_view text) {
+  return failed(code, "rank {}: {}"_message, rank, text.empty() ? "it gave no reason" : text);
+}
+
+}  // namespace
 
 class Calls::Turn {
  public:
@@ -31,12 +46,12 @@ class Calls::Turn {
 
 uint64_t Calls::run(const Call& call, const TakeMail& take, const Deadline& turn) {
   const Turn own_turn(*this, turn);
+  settle_refusal();
   const uint64_t number = ++number_;
-  MailHeader header{.number = number, .kind = call.kind, .bytes = call.bytes.size()};
-  header.what_bytes = static_cast<uint32_t>(std::min(call.what.size(), MailHeader::kWhatBytes));
-  std::copy_n(call.what.begin(), header.what_bytes, header.what.begin());
+  const MailHeader header = header_for(number, call.kind, call.what, call.bytes.size());
   mail(header, call.bytes.first(std::min(call.bytes.size(), kMailBytes)));
   room_.await(step_, text(header));
+  require_no_refusal();
   std::vector<uint64_t> sizes;
   for (size_t rank = 0; rank < room_.pages.size(); ++rank)
     sizes.push_back(header_of(static_cast<int>(rank), header, call).bytes);
@@ -50,6 +65,52 @@ uint64_t Calls::run(const Call& call, const TakeMail& take, const Deadline& turn
     take_step(offset, sizes, take);
   }
   return number;
+}
+
+void Calls::refuse(std::string_view what, const Status& reason, const Deadline& turn) {
+  const Turn own_turn(*this, turn);
+  settle_refusal();
+  const std::string_view kept = std::string_view(reason.message()).substr(0, kMaxRefusalBytes);
+  MailHeader header = header_for(++number_, CallKind::kRefused, what, kept.size());
+  header.code = static_cast<uint32_t>(reason.code());
+  mail(header, std::as_bytes(std::span(kept)));
+  unsettled_ = text(header);
+  const MutexLock lock(mutex_);
+  last_refusal_ = told_refusal(room_.rank, reason.code(), kept);
+}
+
+std::optional<Status> Calls::last_refusal() const {
+  const MutexLock lock(mutex_);
+  return last_refusal_;
+}
+
+void Calls::settle_refusal() {
+  if (unsettled_.empty()) return;
+  room_.await(step_, unsettled_);
+  unsettled_.clear();
+  const MutexLock lock(mutex_);
+  last_refusal_.reset();
+}
+
+// Every rank reads all mails of the step in the order of ranks, so that all throw the same. A refusal of another number
+// is left to header_of(), which says that the calls differ.
+void Calls::require_no_refusal() {
+  for (size_t rank = 0; rank < room_.pages.size(); ++rank) {
+    const Mail& mail = room_.pages[rank].mail(step_);
+    const MailHeader header = mail.header;  // a copy: its sender may change it while it is checked
+    if (header.kind != CallKind::kRefused || header.number != number_) continue;
+    const auto refuser = static_cast<int>(rank);
+    const bool known = header.code > 0 && header.code <= kLastErrorCode;
+    if (!known || header.bytes > kMaxRefusalBytes) {
+      const Status status = failed(ErrorCode::kDataLoss, "{} refuses a call with code {} and {} bytes"_message,
+                                   room_.describe(refuser), header.code, header.bytes);
+      room_.fail(status);
+      throw Error(status.code(), status.message());
+    }
+    const std::string reason(reinterpret_cast<const char*>(mail.bytes.data()), header.bytes);
+    const Status refusal = told_refusal(refuser, static_cast<ErrorCode>(header.code), printable(reason));
+    throw Error(refusal.code(), refusal.message());
+  }
 }
 
 void Calls::mail(const MailHeader& header, std::span<const std::byte> bytes) {

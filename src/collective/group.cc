@@ -25,8 +25,11 @@ Group::Impl::~Impl() {
 
 void Group::Impl::abandon() {
   if (!own_page) return;
-  if (failure.set(failed(ErrorCode::kPeerLost, "rank {} (pid {}) has dropped group '{}' without close()"_message,
-                         options.rank, ::getpid(), options.name)))
+  const std::optional<Status> refusal = calls == nullptr ? std::nullopt : calls->last_refusal();
+  if (failure.set(refusal
+                      ? *refusal
+                      : failed(ErrorCode::kPeerLost, "rank {} (pid {}) has dropped group '{}' without close()"_message,
+                               options.rank, ::getpid(), options.name)))
     own_page->set_failure(failure.status());
   if (memory.bells != nullptr) Bells(memory.bells, options.rank, options.size).ring_sleepers();
 }
@@ -369,6 +372,13 @@ void Group::max_exchange(std::span<float> values) {
       if (from == 0 || value > out[i] || (std::isnan(value) && !std::isnan(out[i]))) out[i] = value;
     }
   });
+}
+
+void Group::refuse(std::string_view what, const Status& reason) {
+  if (reason.ok())
+    tessera::fail(ErrorCode::kInvalidArgument, "group '{}': a refusal of '{}' without an error"_message, name(), what);
+  impl_->require_usable();
+  impl_->calls->refuse(what, reason, Deadline::after(timeout()));
 }
 
 void Group::barrier(std::string_view what) {

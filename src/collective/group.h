@@ -170,6 +170,13 @@ class Group : public std::enable_shared_from_this<Group> {
   // when it returns. Name, elements, scale and dtypes of a part are the same on all ranks.
   std::vector<int> sum_exchange(std::span<const SumPart> parts);
   void barrier(std::string_view what);
+  // Takes part in the next numbered call, whatever that is, with a refusal: on all other ranks that call throws
+  // Error(reason's code, "rank R: " and its text, of which 2048 bytes are kept). The call's number counts on all ranks,
+  // and the group stays usable. Does not wait for the others; this rank's next numbered call does. If this rank drops
+  // the group before that, the group fails with the same error. Of several ranks that refuse,
+  // the error of the lowest is thrown.
+  // REQUIRES: !reason.ok()
+  void refuse(std::string_view what, const Status& reason);
 
   static constexpr size_t kMaxBlobBytes = size_t{256} << 20;
 

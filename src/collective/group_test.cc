@@ -150,6 +150,74 @@ TEST_P(Groups, NamesBothCallsThatDoNotMatch) {
                                            HasSubstr("barrier 'other' of 0 bytes (number 1)"), HasSubstr("rank 1")))));
 }
 
+// Calls of several mails, too: a refusal ends them in their first step. A rank that refuses goes on at once, and may do
+// so again.
+TEST_P(Groups, TellsARefusalAndLives) {
+  if (ranks().size < 2) return;
+  run_ranks_well(ranks(), [](Group& group) {
+    const auto refuses = [&](int refuser, const std::function<void()>& call) {
+      if (group.rank() == refuser) return group.refuse("wrap", {ErrorCode::kInvalidArgument, "13 rows cannot be cut"});
+      EXPECT_EQ(error_of(call), fmt::format("rank {}: 13 rows cannot be cut", refuser));
+    };
+    for (int refuser = 0; refuser < group.size(); ++refuser) {
+      refuses(refuser, [&] { group.exchange("sizes", std::string(5 * kMailBytes / 2, 'x')); });
+      refuses(refuser, [&] { group.barrier("wrap"); });
+      std::vector<float> values(40'000);
+      refuses(refuser, [&] { group.max_exchange(values); });
+      const auto blobs = group.exchange("next", std::string(2 * kMailBytes, static_cast<char>('a' + group.rank())));
+      for (int rank = 0; rank < group.size(); ++rank)
+        EXPECT_EQ(blobs[static_cast<size_t>(rank)], std::string(2 * kMailBytes, static_cast<char>('a' + rank)));
+    }
+    refuses(1, [&] { group.sum_exchange({}); });
+    EXPECT_EQ(group.sum_exchange({}).size(), 0U);
+  });
+}
+
+TEST_P(Groups, TellsTheRefusalOfTheLowestRank) {
+  run_ranks_well(ranks(), [](Group& group) {
+    const int last = group.size() - 1;
+    if (group.rank() < last) group.refuse("", {ErrorCode::kMismatch, fmt::format("reason {}\x1b", group.rank())});
+    if (group.rank() == last && last > 0) {
+      EXPECT_EQ(error_of([&] { group.barrier("refused"); }), "mismatch: rank 0: reason 0\\x1b");
+    } else if (last == 0) {
+      group.refuse("", {ErrorCode::kMismatch, "nobody reads it"});
+    }
+    group.barrier("next");
+    EXPECT_THAT(error_of([&] { group.refuse("nothing", Status()); }), HasSubstr("a refusal of 'nothing' without"));
+  });
+}
+
+// A rank that does not come to the refused call is named, as in any other call.
+TEST_P(Groups, ARefusalToNobodyEndsAtTheDeadlineOfTheNextCall) {
+  if (ranks().size < 2) return;
+  TestRanks all = ranks();
+  all.timeout = std::chrono::milliseconds(300);
+  const auto statuses = run_ranks(all, [](Group& group) {
+    if (group.rank() == 0) {
+      group.refuse("first", {ErrorCode::kMismatch, "a reason"});
+      group.barrier("second");
+    } else {
+      group.device().wait_host(*group.at_least(0, Word::kPublished, 0, 1, "a version"), soon());
+    }
+  });
+  EXPECT_THAT(statuses, Each(message(AllOf(HasSubstr("to call refusal 'first'"), HasSubstr("rank 1")))));
+}
+
+// What a rank has refused last is why it has gone, wherever the others learn of it.
+TEST_P(Groups, ARankThatDropsTheGroupAfterARefusalHasFailedByIt) {
+  if (ranks().size < 2) return;
+  const auto statuses = run_ranks(ranks(), [](Group& group) {
+    if (group.rank() == 1) {
+      group.refuse("wrap", {ErrorCode::kInvalidArgument, "13 rows cannot be cut"});
+      throw Error(ErrorCode::kInvalidArgument, "13 rows cannot be cut");
+    }
+    group.device().wait_host(*group.at_least(1, Word::kPublished, 0, 1, "a version"), group.deadline());
+  });
+  for (size_t rank = 0; rank < statuses.size(); ++rank)
+    EXPECT_EQ(statuses[rank].message(), rank == 1 ? "13 rows cannot be cut" : "rank 1: 13 rows cannot be cut");
+  for (const Status& status : statuses) EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+}
+
 TEST_P(Groups, TellsWhoLeft) {
   if (ranks().size < 2) return;
   const auto statuses = run_ranks(ranks(), [](Group& group) {
@@ -225,6 +293,24 @@ TEST(VirtualGroups, DoAllThatOthersDo) {
       stream->enqueue({.name = "wait", .after = {group.at_least(next, Word::kPublished, 1, 9, "version 9")}});
       group.set(Word::kPublished, 1, 9);
       stream->synchronize(group.deadline());
+    });
+}
+
+TEST(VirtualGroups, LearnOfRefusalsInAnyOrder) {
+  for (uint64_t seed = 0; seed < 60; ++seed)
+    run_virtual_ranks(3, seed, [seed](Group& group) {
+      for (uint64_t call = 0; call < 6; ++call) {
+        const auto refuser = static_cast<int>((seed + call * call) % 4);  // 3: nobody
+        if (group.rank() == refuser) {
+          group.refuse("", {ErrorCode::kNotFound, std::to_string(call)});
+        } else if (refuser == 3) {
+          group.exchange("agreed", std::string(kMailBytes + call, 'x'));
+        } else {
+          EXPECT_EQ(error_of([&] { group.exchange("refused", std::string(kMailBytes + 1, 'x')); }),
+                    fmt::format("not-found: rank {}: {}", refuser, call));
+        }
+      }
+      group.barrier("all came through");
     });
 }
 

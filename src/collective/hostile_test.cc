@@ -96,6 +96,33 @@ TEST_F(Hostile, TheMailIsNoCall) {
                  AllOf(HasSubstr("an unknown call"), HasSubstr("\\x1b[2J"), Not(HasSubstr("\x1b"))));
 }
 
+TEST_F(Hostile, TheRefusalHasNoCode) {
+  page_.mail(1).header = {.number = 1, .kind = CallKind::kRefused, .code = 99};
+  page_.step().store(1);
+  expect_failure([&] { group_->barrier("now"); },
+                 AllOf(HasSubstr("rank 1"), HasSubstr("refuses a call with code 99 and 0 bytes")));
+}
+
+TEST_F(Hostile, TheRefusalIsLongerThanItsMail) {
+  page_.mail(1).header = {.number = 1, .kind = CallKind::kRefused, .bytes = uint64_t{1} << 40, .code = 1};
+  page_.step().store(1);
+  expect_failure([&] { group_->barrier("now"); }, HasSubstr("rank 1"));
+}
+
+TEST_F(Hostile, TheRefusalIsOfAnotherCall) {
+  page_.mail(1).header = {.number = 2, .kind = CallKind::kRefused, .code = 1};
+  page_.step().store(1);
+  expect_failure([&] { group_->barrier("now"); },
+                 AllOf(HasSubstr("barrier 'now'"), HasSubstr("refusal '' of 0 bytes (number 2)")));
+}
+
+TEST_F(Hostile, TheRefusalHasNoText) {
+  page_.mail(1).header = {.number = 1, .kind = CallKind::kRefused, .code = 3};
+  page_.step().store(1);
+  EXPECT_EQ(error_of([&] { group_->barrier("now"); }), "not-found: rank 1: it gave no reason");
+  EXPECT_TRUE(group_->status().ok());
+}
+
 TEST_F(Hostile, TheStateIsNone) {
   page_.set_failure(Status(ErrorCode::kDataLoss, "a reason \x1b[2J"));
   page_.set_state(static_cast<RankState>(17));

@@ -40,7 +40,7 @@ std::string_view to_string(Word word) {
 
 std::string_view to_string(CallKind kind) {
   static constexpr std::string_view kNames[] = {"exchange", "max_exchange", "sum_exchange", "end of sum_exchange",
-                                                "barrier"};
+                                                "barrier",  "refusal"};
   return kNames[static_cast<size_t>(kind)];
 }
 

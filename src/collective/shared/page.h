@@ -17,7 +17,7 @@
 namespace tessera::collective {
 
 inline constexpr uint64_t kPageMagic = 0x3147505054455354;  // "TSETPPG1"
-inline constexpr uint32_t kPageVersion = 2;
+inline constexpr uint32_t kPageVersion = 3;
 inline constexpr int kMaxRanks = 1024;
 inline constexpr uint32_t kMaxSlots = 1 << 24;
 
@@ -25,8 +25,9 @@ inline constexpr uint32_t kMaxSlots = 1 << 24;
 enum class RankState : uint64_t { kForming, kHere, kFinal, kLeft, kFailed };
 
 // The calls that all ranks make together.
-enum class CallKind : uint32_t { kExchange, kMax, kSum, kSumDone, kBarrier };
-inline constexpr CallKind kLastCallKind = CallKind::kBarrier;
+// kRefused answers whatever call the other ranks make under that number.
+enum class CallKind : uint32_t { kExchange, kMax, kSum, kSumDone, kBarrier, kRefused };
+inline constexpr CallKind kLastCallKind = CallKind::kRefused;
 std::string_view to_string(CallKind kind);  // "exchange", "max_exchange", ...
 
 // What a rank says of a call, before its bytes.
@@ -37,9 +38,11 @@ struct MailHeader {
   uint32_t what_bytes = 0;
   std::array<char, kWhatBytes> what{};
   uint64_t bytes = 0;  // of the whole call
+  uint32_t code = 0;   // ErrorCode of a refusal, whose text is the mail
 };
 
 inline constexpr size_t kMailBytes = size_t{64} << 10;  // of one step of a call
+inline constexpr size_t kMaxRefusalBytes = 2048;        // of a refusal's text
 struct Mail {
   MailHeader header;  // of a call's first step
   alignas(64) std::array<std::byte, kMailBytes> bytes;
