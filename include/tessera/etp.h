@@ -39,6 +39,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -84,7 +85,10 @@ class ShardGroup {
   using Exchange = std::function<std::vector<std::string>(std::string blob)>;
 
   // Each blocks until all ranks have joined. Ranks on two hosts, or ranks that disagree about size or name, are errors.
-  static ShardGroup over_store(Store& store, const std::string& key, int rank, int size, const Options& options);
+  // Once `stop` is requested, over_store() ends with kCancelled; ranks that had come to forming the group get that
+  // error.
+  static ShardGroup over_store(Store& store, const std::string& key, int rank, int size, const Options& options,
+                               std::stop_token stop = {});
   static ShardGroup over(const Exchange& exchange, int rank, int size, const Options& options);
   // A group of one rank.
   static ShardGroup single(const Options& options);

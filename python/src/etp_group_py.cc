@@ -51,9 +51,10 @@ ShardGroup form_over_store(const std::string& url, const std::string& key, int r
                            std::optional<double> timeout) {
   const ShardGroup::Options options = options_from(name, timeout);
   ShardGroup group = ShardGroup::single({});
-  call_interruptibly([&](std::stop_token stop) {
-    const std::unique_ptr<Store> store = open_store(url, {.stop = std::move(stop)});
-    group = ShardGroup::over_store(*store, key, rank, size, options);
+  call_interruptibly([&](const std::stop_token& stop) {
+    const std::unique_ptr<Store> store = open_store(url, {.stop = stop});
+    const std::stop_callback closes(stop, [&] { store->close(); });  // a store that does not answer is waited for, too
+    group = ShardGroup::over_store(*store, key, rank, size, options, stop);
   });
   return group;
 }

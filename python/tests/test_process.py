@@ -67,6 +67,20 @@ def test_ctrl_c_ends_a_wait_for_the_other_job(runtime_dir: Path) -> None:
     assert said.split() == ["True", "late"]
 
 
+def test_ctrl_c_ends_a_group_that_waits_for_its_other_rank_at_the_store(runtime_dir: Path) -> None:
+    said = run(
+        """
+        import time
+
+        began = time.monotonic()
+        join = lambda: tessera._core.ShardGroup.over_store("auto", "job", 0, 2, "job", 60.0)
+        print(interrupted(join), time.monotonic() - began < 30)
+        """,
+        runtime_dir,
+    )
+    assert said.split() == ["True", "True"]
+
+
 def test_ctrl_c_ends_a_transfer_that_nobody_has_begun_and_the_next_one_goes_well(runtime_dir: Path) -> None:
     said = run(
         """

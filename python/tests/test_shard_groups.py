@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def run_ranks(size: int, body: Callable[[ShardGroup], T]) -> list[T]:
-    """Runs the ranks of a group on threads, and returns what they return."""
+    """Run the ranks of a group on threads, and return what they return."""
     blobs: list[bytes] = [b""] * size
     barrier = threading.Barrier(size, timeout=LIMIT)
 

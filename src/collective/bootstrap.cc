@@ -21,12 +21,12 @@ std::string missing(int size, const IsThere& is_there) {
 
 }  // namespace
 
-Exchange store_exchange(Store& store, std::string prefix, int rank, int size, Duration timeout) {
+Exchange store_exchange(Store& store, std::string prefix, int rank, int size, Duration timeout, std::stop_token stop) {
   struct Calls {
     uint64_t number = 0;
     LeaseId lease = kNoLease;
   };
-  return [&store, prefix = std::move(prefix), rank, size, timeout,
+  return [&store, prefix = std::move(prefix), rank, size, timeout, stop = std::move(stop),
           calls = std::make_shared<Calls>()](const std::string& blob) {
     constexpr Duration kLease = std::chrono::seconds(30);
     if (calls->lease == kNoLease) calls->lease = store.grant_lease(kLease, timeout);
@@ -39,7 +39,7 @@ Exchange store_exchange(Store& store, std::string prefix, int rank, int size, Du
       return missing(size, [&](int of) { return keys.contains(key(of)); }).empty();
     };
     try {
-      view = store.wait_for(folder, all_there, timeout);
+      view = store.wait_for(folder, all_there, timeout, stop);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kDeadlineExceeded) throw;
       fail(ErrorCode::kDeadlineExceeded, "bootstrap over {}: no blob of rank(s) {} under '{}' in {:.3g} s"_message,

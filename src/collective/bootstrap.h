@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -26,8 +27,10 @@ inline constexpr size_t kMaxBootstrapBytes = size_t{4} << 10;
 
 // Over a store: rank r puts "PREFIX/<n>/r" at its n-th call and waits for the others' keys. The prefix must be fresh
 // for each life of the group (a job's restart is another life): keys are put under a lease and vanish with the store's
-// client. `store` must outlive the result. Errors: kDeadlineExceeded, which lists the missing ranks, and the store's.
-Exchange store_exchange(Store& store, std::string prefix, int rank, int size, Duration timeout);
+// client. `store` must outlive the result. Errors: kDeadlineExceeded, which lists the missing ranks, kCancelled once
+// `stop` is requested while it waits for the others, and the store's.
+Exchange store_exchange(Store& store, std::string prefix, int rank, int size, Duration timeout,
+                        std::stop_token stop = {});
 
 // Among ranks of one process, each on a thread or a fiber of its own. Thread-safe.
 class InProcessExchange {

@@ -405,6 +405,20 @@ TEST(Bootstraps, SayWhoDidNotCome) {
               HasSubstr("rank(s) 1 have not come"));
 }
 
+TEST(Bootstraps, EndAtAStop) {
+  const TestRuntimeFolder folder;
+  const auto server = serve_store("tcp://127.0.0.1:0");
+  const auto store = open_store(server->address());
+  std::stop_source stop;
+  const auto exchange = store_exchange(*store, "job/group", 1, 3, std::chrono::minutes(1), stop.get_token());
+  std::thread other = start_thread("stop", [&] {
+    store->wait_for("job/group", [](const StoreView& keys) { return !keys.empty(); }, std::chrono::minutes(1));
+    stop.request_stop();
+  });
+  EXPECT_THAT(error_of([&] { exchange("me"); }), HasSubstr("cancelled: "));
+  other.join();
+}
+
 TEST(GroupMessages, ReadAsTheyWereWritten) {
   expect_fields_hold<GroupHello>();
   expect_fields_hold<AskArena>();

@@ -1,4 +1,5 @@
 #include <exception>
+#include <stop_token>
 #include <thread>
 #include <utility>
 
@@ -6,6 +7,7 @@
 #include "base/thread.h"
 #include "collective/bootstrap.h"
 #include "collective/group.h"
+#include "device/condition.h"
 #include "device/device.h"
 #include "tessera/etp.h"
 #include "tessera/store.h"
@@ -27,6 +29,11 @@ void check_rank(int rank, int size) {
     fail(ErrorCode::kInvalidArgument, "there is no rank {} in a group of {}"_message, rank, size);
 }
 
+void require_not_stopped(void* stop) {
+  if (static_cast<std::stop_token*>(stop)->stop_requested())
+    fail(ErrorCode::kCancelled, "interrupted while the group formed"_message);
+}
+
 }  // namespace
 
 ShardGroup::ShardGroup(std::shared_ptr<collective::Group> group) : group_(std::move(group)) {}
@@ -39,9 +46,11 @@ ShardGroup ShardGroup::over(const Exchange& exchange, int rank, int size, const 
   return made;
 }
 
-ShardGroup ShardGroup::over_store(Store& store, const std::string& key, int rank, int size, const Options& options) {
+ShardGroup ShardGroup::over_store(Store& store, const std::string& key, int rank, int size, const Options& options,
+                                  std::stop_token stop) {
   check_rank(rank, size);
-  return over(collective::store_exchange(store, key, rank, size, options.timeout), rank, size, options);
+  const device::WaitHook hook(require_not_stopped, &stop);  // for the waits after the bootstrap
+  return over(collective::store_exchange(store, key, rank, size, options.timeout, stop), rank, size, options);
 }
 
 ShardGroup ShardGroup::single(const Options& options) {
