@@ -141,6 +141,7 @@ void Group::Impl::open_pages() {
                                options.slots, describe(static_cast<int>(rank))));
     seen.push_back(std::make_unique<SeenWords>(options.slots));
   }
+  seen_states = std::vector<std::atomic<RankState>>(ranks.size());
   bells = std::make_unique<Bells>(memory.bells, options.rank, options.size);
   opened.store(true, std::memory_order_release);
   calls = std::make_unique<Calls>(CallRoom{.pages = pages,

@@ -71,8 +71,18 @@ void Group::Impl::fail_for(int rank, const Status& status) {
 
 void Group::Impl::look() {
   if (failure.failed() || !process.here()) return;
-  for (int rank = 0; rank < options.size; ++rank)
-    if (page(rank).state() == RankState::kFailed) fail(page(rank).failure());
+  for (int rank = 0; rank < options.size; ++rank) {
+    // In this order: what another thread has seen by now is seen here, too.
+    std::atomic<RankState>& seen_state = seen_states[static_cast<size_t>(rank)];
+    RankState before = seen_state.load(std::memory_order_acquire);
+    const RankState state = page(rank).state();
+    if (state == RankState::kFailed) fail(page(rank).failure(describe(rank)));
+    if (state < before)
+      fail(failed(ErrorCode::kDataLoss, "{}: its state says {} after {}"_message, describe(rank),
+                  static_cast<uint64_t>(state), static_cast<uint64_t>(before)));
+    while (before < state && !seen_state.compare_exchange_weak(before, state, std::memory_order_acq_rel)) {
+    }
+  }
 }
 
 void Group::Impl::require_open() const {

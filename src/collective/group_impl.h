@@ -56,7 +56,7 @@ struct Group::Impl {
   void check_rank(int rank) const;
   void require_open() const;    // not failed, not closed
   void require_usable() const;  // and not a forked child: a system call
-  // Adopts a peer's failure, if one has failed.
+  // Adopts a peer's failure, if one has failed or its state goes back.
   void look();
   void fail(const Status& status);
   [[noreturn]] void fail_for(int rank, const Status& status);
@@ -79,6 +79,7 @@ struct Group::Impl {
   std::optional<Page> own_page;
   std::vector<Page> pages;
   std::vector<std::unique_ptr<SeenWords>> seen;
+  std::vector<std::atomic<RankState>> seen_states;  // by rank
   std::unique_ptr<Bells> bells;
   std::unique_ptr<Calls> calls;
   Arenas arenas;

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <cstring>
 #include <list>
 
 #include "base/socket.h"
@@ -23,6 +24,7 @@ using testing::AllOf;
 using testing::AnyOf;
 using testing::Each;
 using testing::HasSubstr;
+using testing::MatchesRegex;
 using testing::Not;
 using testing::Property;
 
@@ -127,6 +129,26 @@ TEST_F(Hostile, TheStateIsNone) {
   page_.set_failure(Status(ErrorCode::kDataLoss, "a reason \x1b[2J"));
   page_.set_state(static_cast<RankState>(17));
   expect_failure([&] { group_->require_present(1); }, HasSubstr("data-loss: a reason \\x1b[2J"));
+}
+
+TEST_F(Hostile, TheStateIsFailedWithoutAText) {
+  for (const uint64_t code : {0, 3}) {
+    SCOPED_TRACE(code);
+    page_.set_failure(Status(static_cast<ErrorCode>(code), ""));
+    expect_failure([&] { group_->barrier("now"); },
+                   MatchesRegex("peer-lost: rank 1 \\(pid [0-9]+\\) has failed and gave no reason"));
+  }
+}
+
+TEST_F(Hostile, TheStateIsNoneWithoutAText) {
+  page_.set_state(static_cast<RankState>(UINT64_MAX));
+  expect_failure([&] { group_->require_present(1); }, HasSubstr("has failed and gave no reason"));
+}
+
+TEST_F(Hostile, TheStateGoesBack) {
+  EXPECT_TRUE(group_->status().ok());
+  std::memset(pages_->data() + 64, 0, sizeof(uint64_t));
+  expect_failure([&] { group_->barrier("now"); }, AllOf(HasSubstr("rank 1"), HasSubstr("its state says 0 after 1")));
 }
 
 TEST_F(Hostile, TheDeadlineOfACallFailsTheGroup) {

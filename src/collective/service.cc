@@ -246,7 +246,7 @@ bool Service::excused(int rank) const {
   const Bootstrap& who = ranks_[static_cast<size_t>(rank)];
   const Page page = Page::open(pages->data(), pages->bytes(), who.rank, who.size, who.slots, name(rank));
   const RankState state = page.state();
-  if (state == RankState::kFailed) failed_(page.failure());
+  if (state == RankState::kFailed) failed_(page.failure(name(rank)));
   return state >= RankState::kLeft;
 }
 

@@ -121,12 +121,13 @@ void Page::set_failure(const Status& status) const {
   set_state(RankState::kFailed);
 }
 
-Status Page::failure() const {
+Status Page::failure(std::string_view owner) const {
   const uint32_t code = header().failure_code.load(std::memory_order_relaxed);
   const size_t bytes =
       std::min<size_t>(header().failure_bytes.load(std::memory_order_relaxed), PageHeader::kFailureBytes);
   std::string text(header().failure, bytes);
   const bool known = code > 0 && code <= kLastErrorCode;
+  if (text.empty()) return failed(ErrorCode::kPeerLost, "{} has failed and gave no reason"_message, owner);
   return {known ? static_cast<ErrorCode>(code) : ErrorCode::kPeerLost, printable(text)};
 }
 

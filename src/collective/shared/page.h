@@ -93,7 +93,9 @@ class Page {
   RankState state() const;  // kFailed for a value that no honest rank stores
   void set_state(RankState state) const;
   void set_failure(const Status& status) const;  // and the state
-  Status failure() const;                        // REQUIRES: state() == kFailed. Its text is printable.
+  // Returns why its rank has failed. The text is printable, and names `owner` if the page gives none.
+  // REQUIRES: state() == kFailed
+  Status failure(std::string_view owner) const;
 
   std::atomic<uint64_t>& step() const { return header().step; }
   Mail& mail(uint64_t step) const;
