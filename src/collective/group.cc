@@ -298,6 +298,12 @@ uint64_t Group::get(int rank, Word word, uint32_t slot) const {
   return value;
 }
 
+void Group::distrust(int rank, Word word, uint32_t slot, std::string_view because) const {
+  const uint64_t value = impl_->page(rank).word(word, slot).load(std::memory_order_relaxed);
+  impl_->fail_for(rank, failed(ErrorCode::kDataLoss, "its word '{}' of slot {} says {}, which cannot be: {}"_message,
+                               to_string(word), slot, value, because));
+}
+
 std::shared_ptr<const device::Condition> Group::at_least(int rank, Word word, uint32_t slot, uint64_t value,
                                                          std::string what) const {
   return std::make_shared<ReachedCondition>(shared_from_this(), std::vector{rank}, word, slot, value, std::move(what));

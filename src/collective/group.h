@@ -129,8 +129,11 @@ class Group : public std::enable_shared_from_this<Group> {
   void note_words() const;
   // The same on all ranks, and no other group's.
   uint64_t key() const;
-  // Loads with acquire order. A value that goes back or is beyond kMaxWordValue fails the group.
+  // Loads with acquire order. A value that goes back or is beyond kMaxWordValue fails the group. What else is possible
+  // depends on other words: who reads a word asks for it, and calls distrust() if it is not.
   uint64_t get(int rank, Word word, uint32_t slot) const;
+  // Fails the group: `rank`'s word says what it cannot say while `because` holds: "rank 0 is still in interval 3".
+  [[noreturn]] void distrust(int rank, Word word, uint32_t slot, std::string_view because) const;
   // Met once rank's word is at least `value`. `what` ends a sentence: "version 7 of wte.weight".
   std::shared_ptr<const device::Condition> at_least(int rank, Word word, uint32_t slot, uint64_t value,
                                                     std::string what) const;

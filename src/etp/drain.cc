@@ -11,6 +11,7 @@
 #include "codec/simd/reduce.h"
 #include "collective/conditions.h"
 #include "etp/gradients/gradients.h"
+#include "layout/text_reader.h"
 
 namespace tessera::etp {
 
@@ -65,7 +66,12 @@ class Gradients::CloseCondition final : public collective::WordsCondition {
 
  private:
   bool closed(int rank) const {
-    return group().get(rank, Word::kClosed, collective::kWholeRank) > gradients_.context_.interval;
+    const uint64_t interval = gradients_.context_.interval;
+    const uint64_t closed = group().get(rank, Word::kClosed, collective::kWholeRank);
+    if (closed > interval + 1)
+      group().distrust(rank, Word::kClosed, collective::kWholeRank,
+                       fmt::format("rank {} is in interval {}", group().rank(), interval));
+    return closed > interval;
   }
   std::vector<int> awaited() const override {
     std::vector<int> open;
@@ -111,10 +117,26 @@ void Gradients::flush(bool keep_sums) {
 
 uint64_t Gradients::produced_anywhere(const Parameter& p) const {
   uint64_t rounds = 0;
+  for (int q = 0; q < context_.ranks(); ++q) rounds = std::max(rounds, produced_rounds(q, p.weight));
+  return rounds;
+}
+
+// The word is read before those of the owners, which only grow: the rank had seen no more of them when it stored it.
+uint64_t Gradients::produced_rounds(int rank, const ShardedWeight& weight) const {
+  const uint64_t word = context_.group.get(rank, Word::kProduced, weight.id);
+  const uint64_t interval = collective::interval_of(word);
+  const uint64_t rounds = collective::rounds_of(word);
+  if (interval < context_.interval) return 0;
+  if (interval > context_.interval)
+    context_.group.distrust(rank, Word::kProduced, weight.id,
+                            fmt::format("rank {} is in interval {}", context_.rank(), context_.interval));
+  if (rounds <= collective::kShownRounds || rank == context_.rank()) return rounds;
   for (int q = 0; q < context_.ranks(); ++q) {
-    const uint64_t produced = context_.group.get(q, Word::kProduced, p.weight.id);
-    if (collective::interval_of(produced) == context_.interval)
-      rounds = std::max(rounds, collective::rounds_of(produced));
+    if (!weight.owns(q)) continue;
+    if (const uint64_t folded = folded_rounds(q, weight); rounds > folded + collective::kShownRounds)
+      context_.group.distrust(rank, Word::kProduced, weight.id,
+                              fmt::format("rank {} has reduced {} gradients of {} in interval {}", q, folded,
+                                          quoted(weight.spec.name), context_.interval));
   }
   return rounds;
 }
@@ -161,6 +183,7 @@ void Gradients::fold_missing() {
 void Gradients::close_interval() {
   collective::Group& group = context_.group;
   const uint64_t interval = context_.interval;
+  closed_ = true;
   group.set(Word::kClosed, collective::kWholeRank, interval + 1);
   const CloseCondition closed(*this);
   const Deadline deadline = group.deadline();
@@ -196,6 +219,7 @@ void Gradients::end_interval(std::span<const IntervalEnd> ranks) {
     first_interval_ = false;
   }
   for (size_t q = 0; q < ranks.size(); ++q) left_before_[q] = ranks[q].left_plan;
+  closed_ = false;
   ++context_.interval;
 }
 

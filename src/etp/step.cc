@@ -117,6 +117,10 @@ void RuntimeImpl::begin_update(std::span<const WeightId> weights) {
     context_.device.wait_host(
         *context_.group.all_at_least(Word::kRetired, collective::kWholeRank, context_.updates, "to begin its update"),
         context_.group.deadline());
+  for (int q = 0; q < context_.ranks(); ++q)
+    if (context_.group.get(q, Word::kRetired, collective::kWholeRank) > context_.updates)
+      context_.group.distrust(q, Word::kRetired, collective::kWholeRank,
+                              fmt::format("rank {} begins update {}", context_.rank(), context_.updates));
   publisher_.check_unwritten();
   memory_->end_step();
   pool_->trim();

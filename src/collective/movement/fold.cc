@@ -32,6 +32,11 @@ Share share_of(const Group& group, int rank, const FoldPart& part) {
          "{} has produced a gradient of {} in interval {}, and rank {} still folds round {} of interval {}: it did not "
          "drain before it went on"_message,
          group.describe(rank), part.weight, collective::interval_of(produced), group.rank(), round_of(part), interval);
+  // This rank has not folded the round so far, if it owns rows, and a rank shows few rounds more than that.
+  if (part.rows > 0 && produced > round_word(interval, round_of(part) + kShownRounds))
+    group.distrust(rank, Word::kProduced, part.slot,
+                   fmt::format("rank {} has reduced {} gradients of {} in interval {}", group.rank(), round_of(part),
+                               part.weight, interval));
   if (produced >= round_word(interval, round_of(part) + 1)) return Share::kGradient;
   return closed ? Share::kNone : Share::kOpen;
 }

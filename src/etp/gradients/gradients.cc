@@ -258,10 +258,21 @@ bool Gradients::can_show(const Round& round) const {
 std::vector<int> Gradients::owners_behind(const ShardedWeight& weight, uint64_t rounds) const {
   std::vector<int> behind;
   for (int q = 0; q < context_.ranks(); ++q)
-    if (weight.owns(q) &&
-        context_.group.get(q, Word::kFolded, weight.id) < collective::round_word(context_.interval, rounds))
-      behind.push_back(q);
+    if (weight.owns(q) && folded_rounds(q, weight) < rounds) behind.push_back(q);
   return behind;
+}
+
+uint64_t Gradients::folded_rounds(int owner, const ShardedWeight& weight) const {
+  const uint64_t word = context_.group.get(owner, Word::kFolded, weight.id);
+  const uint64_t interval = collective::interval_of(word);
+  const uint64_t rounds = collective::rounds_of(word);
+  if (interval < context_.interval) return 0;
+  const uint64_t shown = weights_[weight.id].shown;
+  if (interval > context_.interval || (!closed_ && rounds > shown))
+    context_.group.distrust(owner, Word::kFolded, weight.id,
+                            fmt::format("rank {} has shown {} gradients of {} in interval {}, and may show more",
+                                        context_.rank(), shown, quoted(weight.spec.name), context_.interval));
+  return rounds;
 }
 
 void Gradients::show(std::span<Round* const> rounds) {
@@ -346,10 +357,9 @@ void Gradients::show_waiting() {
 
 bool Gradients::folded_by_all(const Round& round) const {
   const ShardedWeight& w = round.parameter->weight;
-  const uint64_t folded = collective::round_word(context_.interval, round.number + 1);
   for (int q = 0; q < context_.ranks(); ++q) {
     if (mutated(Mutation::kGradientReturnedEarly) && q != context_.rank()) continue;
-    if (w.owns(q) && context_.group.get(q, Word::kFolded, w.id) < folded) return false;
+    if (w.owns(q) && folded_rounds(q, w) <= round.number) return false;
   }
   return true;
 }

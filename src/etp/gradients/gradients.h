@@ -10,6 +10,11 @@
 // In a drain, too, no cycle of waits exists. A fold of round j is given to a stream only once that round is shown, so
 // all owners have folded round j - 4, and every rank has room to show rounds up to j: those that it has, or that it has
 // none. A rank that waits for room does that; one that does not wait has closed the interval.
+//
+// Words of other ranks are believed only as far as this order of things allows: nobody is in another interval than this
+// rank between two drains, an owner folds no round that this rank may still show, and a rank shows at most kShownRounds
+// rounds more than every owner has folded. Anything else fails the group at once, since a rank that believed it would
+// fold millions of rounds, or write a gradient that owners still read.
 #pragma once
 
 #include <cstdint>
@@ -122,7 +127,11 @@ class Gradients {
   bool can_show(const Round& round) const;
   // Owners that have folded fewer rounds of it in this interval.
   std::vector<int> owners_behind(const ShardedWeight& weight, uint64_t rounds) const;
+  // Returns the rounds of this interval that an owner has folded. Fails the group if it cannot have.
+  uint64_t folded_rounds(int owner, const ShardedWeight& weight) const;
   bool folded_by_all(const Round& round) const;
+  // Returns the rounds of the weight that a rank has produced in this interval. Fails the group if it cannot have.
+  uint64_t produced_rounds(int rank, const ShardedWeight& weight) const;
   // Rounds of the weight that any rank shows in this interval.
   uint64_t produced_anywhere(const Parameter& parameter) const;
   // Whether another rank has a round that this one will not have, and there is room to say so.
@@ -152,6 +161,7 @@ class Gradients {
   std::vector<WeightId> order_;               // of this interval's rounds
   std::vector<WeightId> planned_;             // of the last interval that had rounds; first: as they were added
   bool first_interval_ = true;
+  bool closed_ = false;   // the interval, by this rank: it shows no further round in it
   bool follows_ = false;  // the plan: all ranks have the same
   uint64_t left_plan_ = 0;
   std::vector<uint64_t> left_before_;  // kLeftPlan of each rank when the interval began
