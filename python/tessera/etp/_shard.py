@@ -215,9 +215,10 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
     full = {}
     for weight in sharded.weights:
         old = weight.parameter
+        assert isinstance(old, ShardedParameter)
         full[weight] = torch.nn.Parameter(logical(old), requires_grad=old.requires_grad)
         keep_part(old, full[weight])
-        full[weight].grad = None if old.grad is None else logical(old.grad)
+        full[weight].grad = None if old.grad is None else logical(old.grad, like=old)
     for module, name, parameter in own:
         put(module, name, full[parameter.etp])
         module.__class__ = unsharded_class(type(module))

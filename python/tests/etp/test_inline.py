@@ -40,3 +40,26 @@ def _another_backward(rank: int) -> str:
 def test_ranks_must_run_the_same_backward() -> None:
     for text in launch(_another_backward, 2):
         assert "the gradient of experts.0.weight" in text and "the gradient of experts.1.weight" in text
+
+
+def _left_amid_a_reduction(rank: int) -> str:
+    group = etp.init_group(timeout=10)
+    model = etp.shard_module_(built(Skipping), group, mode="inline", min_elements=256)
+    weight = model.experts[0].weight.etp
+
+    def leave(gradient: torch.Tensor) -> None:
+        weight.model.core.leave()
+        raise RuntimeError("rank 1 leaves")
+
+    if rank == 1:
+        weight.send = leave
+    with pytest.raises((tessera.Error, RuntimeError)) as caught:
+        model.experts[0](torch.ones(2, 32) * (1 + rank)).sum().backward()
+    group.abandon()
+    return str(caught.value)
+
+
+def test_a_rank_that_leaves_amid_a_reduction_is_named() -> None:
+    told = launch(_left_amid_a_reduction, 2)
+    assert "rank 1" in told[0] and "in flight" not in told[0]
+    assert "rank 1 leaves" in told[1]

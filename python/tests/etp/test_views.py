@@ -116,3 +116,50 @@ def test_versions_and_figures_count_updates(ranks: list[dict[str, Any]]) -> None
 
 def test_a_model_can_be_sharded_again(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["again"] == ranks[1]["again"]
+
+
+class _Marked(torch.nn.Module):
+    """A model that gives its parameters attributes, as Mamba and muP do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(64, 64))
+        self.weight._no_weight_decay = True  # type: ignore[attr-defined]
+        self.weight.lr_scale = 0.5  # type: ignore[attr-defined]
+
+
+def _attributes(parameter: torch.Tensor) -> tuple[Any, Any]:
+    return getattr(parameter, "_no_weight_decay", None), getattr(parameter, "lr_scale", None)
+
+
+def test_attributes_that_a_model_gives_its_parameters_stay() -> None:
+    model = etp.shard_module_(_Marked(), etp.init_group(), formats={".*": "bf16"})
+    assert _attributes(model.weight) == (True, 0.5)
+    model.weight.lr_scale = 0.25
+    with etp.summon(model):
+        assert _attributes(model.weight) == (True, 0.25)
+        assert not hasattr(model.weight, "etp")
+    etp.unshard_(model)
+    assert _attributes(model.weight) == (True, 0.25)
+    assert not hasattr(model.weight, "etp")
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (torch.nn.Conv1d(32, 32, 3), [(2, 32, 8)]),
+        (torch.nn.Conv2d(8, 16, 3), [(2, 8, 5, 5)]),
+        (torch.nn.Bilinear(16, 16, 16), [(2, 16), (2, 16)]),
+    ],
+    ids=["Conv1d", "Conv2d", "Bilinear"],
+)
+def test_gradients_of_any_shape_are_whole_again_on_one_rank(
+    layer: torch.nn.Module, inputs: list[tuple[int, ...]]
+) -> None:
+    values = [torch.randn(shape, generator=torch.Generator().manual_seed(3)) for shape in inputs]
+    plain = copy.deepcopy(layer)
+    plain(*values).square().sum().backward()
+    model = etp.shard_module_(copy.deepcopy(layer), etp.init_group(), formats={"weight": "f32"}, min_elements=0)
+    model(*values).square().sum().backward()
+    etp.unshard_(model)
+    assert torch.equal(model.weight.grad, plain.weight.grad)

@@ -23,7 +23,19 @@ from .matrix import Matrix, Model
 from .post_hooks import PostHooks
 from .rows import gather_rows, spread_rows
 
-_OF_PARTS = ("tensor_model_parallel", "partition_dim", "partition_stride", "etp_parallel", "etp_cut")
+# Attributes that belong to one object: the package's own, and memory of one shape.
+_OF_ONE = frozenset(
+    (
+        "etp",
+        "etp_made",
+        "etp_part",
+        "etp_replicated",
+        "grad_added_to_main_grad",
+        "main_grad",
+        "register_post_accumulate_grad_hook",
+        "sharded_as",
+    )
+)
 UNKNOWN = (-1, False)  # where the runtime adds: it is told again
 _will_execute = torch._C._will_engine_execute_node
 torchs_grad: Any = torch.Tensor.grad
@@ -41,10 +53,10 @@ def can_shard(dtype: torch.dtype) -> bool:
 
 
 def keep_part(full: torch.Tensor, parameter: torch.Tensor) -> None:
-    """What tells how tensor parallelism has cut it goes along."""
-    for attribute in _OF_PARTS:
-        if hasattr(full, attribute):
-            setattr(parameter, attribute, getattr(full, attribute))
+    """Copy the attributes that a model, or tensor parallelism, has given a parameter: optimisers group by them."""
+    for attribute, value in vars(full).items():
+        if attribute not in _OF_ONE:
+            setattr(parameter, attribute, value)
 
 
 class Together(Protocol):
@@ -122,6 +134,7 @@ class Weight(Matrix):
         # An address, and whether a fold has yet to write there, as the runtime knows it.
         self._registered = (0, False)
         self.lent = Lent()
+        self._unreduced: list[torch.Tensor] = []  # rows of inline reductions that have failed
         self._stand: torch.Tensor | None = None
 
     def _room(self) -> torch.Tensor:
@@ -292,8 +305,11 @@ class Weight(Matrix):
         try:
             self.send(gradient)
             model.runtime.drain()
-        finally:
-            self._point_at(None)
+        except BaseException:
+            # The runtime may still add to these rows, and then refuses to forget them: that must not hide the cause.
+            self._unreduced.append(rows)
+            raise
+        self._point_at(None)
         return rows.to(self.dtype)
 
     def part_from(self, rows: torch.Tensor) -> torch.Tensor:
