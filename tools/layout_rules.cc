@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/escape.h"
 #include "base/fail.h"
 #include "checkpoint/shown.h"
 
@@ -14,7 +15,7 @@ namespace {
 std::unique_ptr<RE2> compile(const std::string& regex, std::string_view where) {
   auto compiled = std::make_unique<RE2>(regex, RE2::Quiet);
   if (!compiled->ok())
-    fail(ErrorCode::kInvalidArgument, "{}: bad regex {:?}: {}"_message, where, regex, compiled->error());
+    fail(ErrorCode::kInvalidArgument, "{}: bad regex {}: {}"_message, where, in_quotes(regex), compiled->error());
   return compiled;
 }
 
@@ -38,7 +39,7 @@ LayoutRules::~LayoutRules() = default;
 LayoutRules LayoutRules::parse(std::span<const std::string> texts) {
   std::vector<Rule> rules;
   for (const std::string& text : texts) {
-    const std::string where = fmt::format("layout rule {:?}", text);
+    const std::string where = fmt::format("layout rule {}", in_quotes(text));
     const size_t equals = text.find('=');
     if (equals == std::string::npos)
       fail(ErrorCode::kInvalidArgument, "{}: no '=': write REGEX=LAYOUT, for example '.*=tp=2:S0'"_message, where);
@@ -75,8 +76,8 @@ std::vector<Layout> LayoutRules::assign(std::span<const TensorInfo> tensors) con
     try {
       layouts.push_back(rule->layout.bind(tensor.shape));
     } catch (const Error& error) {
-      fail(ErrorCode::kInvalidArgument, "tensor {} of shape {} under rule {:?}: {}"_message,
-           checkpoint::shown(tensor.name), to_string_shape(tensor.shape), rule->text, error.what());
+      fail(ErrorCode::kInvalidArgument, "tensor {} of shape {} under rule {}: {}"_message,
+           checkpoint::shown(tensor.name), to_string_shape(tensor.shape), in_quotes(rule->text), error.what());
     }
   }
   if (!unmatched.empty())

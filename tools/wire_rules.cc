@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/escape.h"
 #include "base/fail.h"
 
 namespace tessera::tools {
@@ -12,7 +13,7 @@ WireRules::WireRules(std::vector<Rule> rules) : rules_(std::move(rules)) {}
 WireRules WireRules::parse(std::span<const std::string> texts) {
   std::vector<Rule> rules;
   for (const std::string& text : texts) {
-    const std::string where = fmt::format("wire rule {:?}", text);
+    const std::string where = fmt::format("wire rule {}", in_quotes(text));
     const size_t equals = text.find('=');
     if (equals == std::string::npos)
       fail(ErrorCode::kInvalidArgument, "{}: no '=': write REGEX=FORMAT, for example '.*proj.*=mxfp8'"_message, where);

@@ -19,6 +19,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/escape.h"
 #include "base/fail.h"
 #include "base/fd.h"
 #include "base/log.h"
@@ -39,7 +40,7 @@ constexpr Timeout kLongWait = std::chrono::hours(24 * 30);  // operations end at
 Mode mode_from(const std::string& name) {
   if (name == "inplace") return Mode::kInPlace;
   if (name == "staged") return Mode::kStaged;
-  fail(ErrorCode::kInvalidArgument, "mode {:?}: 'inplace' and 'staged' are possible"_message, name);
+  fail(ErrorCode::kInvalidArgument, "mode {}: 'inplace' and 'staged' are possible"_message, in_quotes(name));
 }
 
 using Digests = std::variant<bool, std::string>;

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "base/escape.h"
 #include "base/fail.h"
 #include "bindings.h"
 #include "planes.h"
@@ -47,8 +48,8 @@ std::optional<std::string> name_of(std::optional<Format> wire) {
 }
 
 std::string describe(const TensorSpec& spec) {
-  return fmt::format("TensorSpec({:?}, {} {} {})", spec.name, to_string(spec.dtype), to_string_shape(spec.shape),
-                     spec.layout == Layout() ? "replicated" : spec.layout.to_string());
+  return fmt::format("TensorSpec({}, {} {} {})", in_quotes(spec.name), to_string(spec.dtype),
+                     to_string_shape(spec.shape), spec.layout == Layout() ? "replicated" : spec.layout.to_string());
 }
 
 void bind_tensor_spec(nb::module_& module) {
@@ -116,7 +117,7 @@ void bind_values(nb::module_& module) {
           "wire", [](const ManifestEntry& self) { return name_of(self.wire); },
           "The wire format that the sender registered, or None.")
       .def("__repr__", [](const ManifestEntry& self) {
-        return fmt::format("ManifestEntry({:?}, {} {} {})", self.name, to_string(self.dtype),
+        return fmt::format("ManifestEntry({}, {} {} {})", in_quotes(self.name), to_string(self.dtype),
                            to_string_shape(self.shape), self.layout.to_string());
       });
   nb::class_<Progress>(module, "Progress", "What a transfer has done so far.")
@@ -188,8 +189,9 @@ void bind_peer(nb::module_& module) {
           "Why it is not attached, though it was or tried to be, or why it has not taken the version that was sent "
           "last. None: nothing is wrong with it.")
       .def("__repr__", [](const BatchPeer& self) {
-        return fmt::format("BatchPeer({:?}, {}, version {}{}{})", self.job, self.attached ? "attached" : "not attached",
-                           self.version, self.error.ok() ? "" : ", ", self.error.message());
+        return fmt::format("BatchPeer({}, {}, version {}{}{})", in_quotes(self.job),
+                           self.attached ? "attached" : "not attached", self.version, self.error.ok() ? "" : ", ",
+                           self.error.message());
       });
 }
 

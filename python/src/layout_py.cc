@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "base/escape.h"
 #include "base/fail.h"
 #include "bindings.h"
 #include "given.h"
@@ -101,7 +102,8 @@ void make_printed_value(nb::class_<T>& type, const Arguments& arguments) {
 ReduceOp reduce_op_from(const std::string& name) {
   for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct})
     if (to_string(op) == name) return op;
-  fail(ErrorCode::kInvalidArgument, "Partial({:?}): sum, avg, min, max and product are possible"_message, name);
+  fail(ErrorCode::kInvalidArgument, "Partial({}): sum, avg, min, max and product are possible"_message,
+       in_quotes(name));
 }
 
 void bind_placements(nb::module_& module) {

@@ -57,6 +57,18 @@ std::string printable(std::string_view text) {
   return out;
 }
 
+std::string in_quotes(std::string_view text) {
+  constexpr std::string_view kEscaped = "\"\\\n\r\t";
+  constexpr std::string_view kLetters = "\"\\nrt";
+  std::string escaped;
+  for (const char c : text) {
+    const size_t at = kEscaped.find(c);
+    if (at != std::string_view::npos) escaped += '\\';
+    escaped += at == std::string_view::npos ? c : kLetters[at];
+  }
+  return '"' + printable(escaped) + '"';
+}
+
 void append_json_string(std::string_view text, std::string& out) {
   out += '"';
   while (!text.empty()) {

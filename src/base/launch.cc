@@ -4,6 +4,7 @@
 #include <charconv>
 #include <utility>
 
+#include "base/escape.h"
 #include "base/fail.h"
 
 namespace tessera {
@@ -26,7 +27,7 @@ std::optional<Said> say(const Launcher& launcher, std::string_view Launcher::* v
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < least)
-    fail(ErrorCode::kInvalidArgument, "{} is {:?}, not a number from {} up"_message, name, text, least);
+    fail(ErrorCode::kInvalidArgument, "{} is {}, not a number from {} up"_message, name, in_quotes(text), least);
   return Said{.value = value, .variable = name, .launcher = &launcher};
 }
 

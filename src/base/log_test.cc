@@ -141,6 +141,8 @@ TEST(EscapeTest, PrintableKeepsTextAndNamesTheRest) {
   EXPECT_EQ(printable("caf\xc3\xa9 \\ \"x\" \xf0\x9f\x9a\x80"), "caf\xc3\xa9 \\ \"x\" \xf0\x9f\x9a\x80");
   EXPECT_EQ(printable("\x1b[2J\n\x7f"), "\\x1b[2J\\x0a\\x7f");
   EXPECT_EQ(printable("\xc2\x9b\xe2\x80\xae"), "\\x9b\\u202e");
+  // Bytes at which fmt's own quoting aborts: a surrogate, an overlong form, text that ends within a character.
+  EXPECT_EQ(in_quotes("a\"\\ \xed\xa0\x80\xc0\x80\xc3"), R"("a\"\\ \xed\xa0\x80\xc0\x80\xc3")");
   // Overlong, a surrogate, beyond Unicode, cut short.
   EXPECT_EQ(printable("\xc0\xaf"), "\\xc0\\xaf");
   EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");

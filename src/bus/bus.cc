@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/config.h"
+#include "base/escape.h"
 #include "base/fail.h"
 #include "bus/batch/client.h"
 #include "bus/daemon/client.h"
@@ -15,7 +16,7 @@ DigestMode DigestMode::parse(std::string_view text) {
   if (text == "full") return kFull;
   if (text == "sampled") return kSampled;
   if (text == "off") return kOff;
-  fail(ErrorCode::kInvalidArgument, "digest {:?}: full, sampled and off are possible"_message, text);
+  fail(ErrorCode::kInvalidArgument, "digest {}: full, sampled and off are possible"_message, in_quotes(text));
 }
 namespace bus {
 

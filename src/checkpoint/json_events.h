@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/escape.h"
 #include "base/fail.h"
 
 namespace tessera::checkpoint {
@@ -38,8 +39,8 @@ class JsonEvents {
   bool end_object() { return true; }
   bool end_array() { return true; }
   bool parse_error(size_t position, const std::string& token, const std::exception&) {
-    fail(ErrorCode::kInvalidArgument, "{}: not JSON at byte {}, near {:?}"_message, where(), position,
-         std::string_view(token).substr(0, 40));
+    fail(ErrorCode::kInvalidArgument, "{}: not JSON at byte {}, near {}"_message, where(), position,
+         in_quotes(std::string_view(token).substr(0, 40)));
   }
 
  protected:

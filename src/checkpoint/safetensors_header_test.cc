@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "base/escape.h"
 #include "base/fail.h"
 
 namespace tessera::checkpoint {
@@ -150,6 +151,14 @@ TEST(SafetensorsHeader, WritesWhatItReads) {
   EXPECT_EQ(header.tensors[0].info, (TensorInfo{"a\"b\n", DType::kF32, {2, 0}}));
   EXPECT_EQ(header.tensors[1].info, (TensorInfo{"s", DType::kU8, {}}));
   EXPECT_THAT(header.metadata, ElementsAre(Pair("note", "two\nlines"), Pair("version", "7")));
+}
+
+TEST(SafetensorsHeader, HeadersThatAreNotUtf8AreRefusedWithTheirBytesEscaped) {
+  for (const std::string bytes : {"\xff", "\xed\xa0\x80", "\xc0\x80", "gr\xfc\xdf", "w\xc3("}) {
+    const std::string error = error_of("{\"" + bytes + R"(":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4);
+    EXPECT_THAT(error, HasSubstr("header: not JSON at byte"));
+    EXPECT_EQ(printable(error), error);
+  }
 }
 
 TEST(SafetensorsHeader, NamesThatAreNotUtf8AreRefused) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/escape.h"
 #include "base/fail.h"
 
 namespace tessera {
@@ -45,8 +46,8 @@ void PeerMemory::add_key(uint32_t index, RemoteKey key) {
 Connection& PeerMemory::reach(uint32_t index, const RemoteKey& key) {
   const Transport* const transport = registry_.find(key.transport);
   if (transport == nullptr)
-    fail(ErrorCode::kInvalidArgument, "memory of {}: key {} is of transport {:?}, which is unknown here"_message,
-         name(), index, key.transport);
+    fail(ErrorCode::kInvalidArgument, "memory of {}: key {} is of transport {}, which is unknown here"_message, name(),
+         index, in_quotes(key.transport));
   for (const Reached& reached : reached_)
     if (reached.transport == transport && reached.device == key.device) return *reached.connection;
   Endpoint src = peer_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/config.h"
+#include "base/escape.h"
 #include "base/fail.h"
 #include "transport/loopback/transport.h"
 #include "transport/optional.h"
@@ -50,8 +51,8 @@ std::unique_ptr<ByteStream> TransportRegistry::open_stream(StreamEnd end, const 
                                                            std::string_view owner) const {
   const Transport* const transport = find(end.transport);
   if (transport == nullptr || transport->streams() == nullptr || transport->score(src, dst) <= 0)
-    fail(ErrorCode::kInvalidArgument, "stream of {}: {:?} has none from {} to {}"_message, owner, end.transport,
-         src.process.to_string(), dst.process.to_string());
+    fail(ErrorCode::kInvalidArgument, "stream of {}: {} has none from {} to {}"_message, owner,
+         in_quotes(end.transport), src.process.to_string(), dst.process.to_string());
   return transport->streams()->open(std::move(end), owner);
 }
 

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "base/escape.h"
 #include "base/fail.h"
 #include "tessera/store.h"
 #include "tools/bench/ceilings.h"
@@ -28,7 +29,7 @@ struct Selection {
 
 Selection select(const RunOptions& options) {
   const RE2 only(options.only, RE2::Quiet);
-  if (!only.ok()) fail(ErrorCode::kInvalidArgument, "--only {:?}: {}"_message, options.only, only.error());
+  if (!only.ok()) fail(ErrorCode::kInvalidArgument, "--only {}: {}"_message, in_quotes(options.only), only.error());
   Selection selection{.cases = select_cases(all_cases(options.bytes), [&](const Case& c) {
                         return RE2::PartialMatch(c.name, only) && (c.quick || !options.quick);
                       })};
@@ -38,7 +39,8 @@ Selection select(const RunOptions& options) {
     if (RE2::PartialMatch(std::string(to_string(victim)), only)) selection.victims.push_back(victim);
   if (selection.cases.empty() && selection.crowds.empty() && selection.victims.empty())
     fail(ErrorCode::kInvalidArgument,
-         "--only {:?} matches no case; names look like rows-to-columns/8192/shared/digest"_message, options.only);
+         "--only {} matches no case; names look like rows-to-columns/8192/shared/digest"_message,
+         in_quotes(options.only));
   return selection;
 }
 

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/escape.h"
 #include "base/fail.h"
 #include "layout/text_reader.h"
 
@@ -129,7 +130,7 @@ std::vector<ListedWeight> read_model(const std::filesystem::path& path) {
 WeightFormatRules WeightFormatRules::parse(std::span<const std::string> texts) {
   WeightFormatRules rules;
   for (const std::string& text : texts) {
-    const std::string where = fmt::format("format rule {:?}", text);
+    const std::string where = fmt::format("format rule {}", in_quotes(text));
     const size_t equals = text.find('=');
     if (equals == std::string::npos)
       fail(ErrorCode::kInvalidArgument, "{}: no '=': write REGEX=FORMAT, for example '.*proj.*=mxfp8'"_message, where);

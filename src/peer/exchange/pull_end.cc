@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/escape.h"
 #include "base/fail.h"
 
 namespace tessera {
@@ -105,7 +106,8 @@ void PullEnd::handle_prepared(Frame& frame) {
   auto prepared = parse<Prepared>(frame.payload);
   if (ready_ || !runs_) fail(ErrorCode::kMismatch, "Prepared out of turn"_message);
   if (frame.fds.empty() == streams() || prepared.transport.empty() == streams())
-    fail(ErrorCode::kMismatch, "Prepared with {} descriptors of {:?}"_message, frame.fds.size(), prepared.transport);
+    fail(ErrorCode::kMismatch, "Prepared with {} descriptors of {}"_message, frame.fds.size(),
+         in_quotes(prepared.transport));
   StreamEnd end{.transport = std::move(prepared.transport), .fds = std::move(frame.fds)};
   if (options_.runs)
     runs_->make_runs(std::move(end), done_);
