@@ -136,7 +136,7 @@ uint64_t Gradients::produced_rounds(int rank, const ShardedWeight& weight) const
     if (const uint64_t folded = folded_rounds(q, weight); rounds > folded + collective::kShownRounds)
       context_.group.distrust(rank, Word::kProduced, weight.id,
                               fmt::format("rank {} has reduced {} gradients of {} in interval {}", q, folded,
-                                          quoted(weight.spec.name), context_.interval));
+                                          tessera::quoted(weight.spec.name), context_.interval));
   }
   return rounds;
 }

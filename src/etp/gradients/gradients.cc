@@ -271,7 +271,7 @@ uint64_t Gradients::folded_rounds(int owner, const ShardedWeight& weight) const 
   if (interval > context_.interval || (!closed_ && rounds > shown))
     context_.group.distrust(owner, Word::kFolded, weight.id,
                             fmt::format("rank {} has shown {} gradients of {} in interval {}, and may show more",
-                                        context_.rank(), shown, quoted(weight.spec.name), context_.interval));
+                                        context_.rank(), shown, tessera::quoted(weight.spec.name), context_.interval));
   return rounds;
 }
 
