@@ -117,7 +117,7 @@ def train(group: etp.Group, steps: int) -> tuple[list[tuple[int, int]], list[Spa
     model = built()
     etp.shard_module_(model, group)
     optimizer = torch.optim.AdamW(model.parameters())
-    sharded = next(each for each in model.parameters() if isinstance(each, etp.ShardedParameter)).etp.model
+    sharded = next(each for each in model.parameters() if isinstance(each, etp.LogicalTensor)).etp.model
     runtime = Timed(sharded.runtime)
     sharded.runtime = runtime  # type: ignore[assignment]
     operations, times = Operations(), []

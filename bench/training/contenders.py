@@ -65,11 +65,15 @@ class Contender:
     def state(self) -> Iterator[torch.Tensor]:
         """What a rank keeps from step to step, and gradients."""
         for parameter in self.model.parameters():
-            rows = parameter.to_local() if hasattr(parameter, "to_local") else etp.local(parameter.detach())
+            rows = _rows(parameter.detach())
             yield from (rows, rows)  # a gradient is as large
         for state in self.optimizer.state.values():
-            for each in state.values():
-                yield each.to_local() if hasattr(each, "to_local") else each
+            yield from map(_rows, state.values())
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank has of a tensor that FSDP2 or ETP may have sharded."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else etp.local(tensor)
 
 
 class Sharded(Contender):

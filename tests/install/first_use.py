@@ -84,7 +84,7 @@ def rank(store: str, number: str) -> None:
         etp.shard_module_(model, group, min_elements=0)
         trained(torch, model, [[int(number) + 2 * step] for step in range(3)], 1.0)
         for ours, theirs in zip(model.parameters(), plain.parameters()):
-            assert torch.equal(etp.logical(ours), theirs), (ours, theirs)
+            assert torch.equal(etp.whole(ours), theirs), (ours, theirs)
 
 
 def import_it(folder: str, wanted: str) -> None:

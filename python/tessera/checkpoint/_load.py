@@ -16,7 +16,7 @@ from .._errors import Error, InvalidArgumentError, MismatchError, NotFoundError
 from .._tensors.layouts import is_dtensor
 from .._tensors.torch import written
 from ..etp._views import update
-from ..etp._weights.parameter import ShardedParameter
+from ..etp._weights.parameter import LogicalParameter
 from ._folder import INDEX, is_optimizer_index, mark_of, path_of, read_json
 from ._optimizer import Saved, names_of, require_groups, saved_of, state_tensor
 from ._parts import Region, parts_of
@@ -162,7 +162,7 @@ class _Loading:
                     memory = part.memory if part.weight is None else part.weight.local
                     _read(self._opened.model, name, part.regions, memory)
                     tensor = self._model.tensors[primary]
-                    if not isinstance(tensor, ShardedParameter):
+                    if not isinstance(tensor, LogicalParameter):
                         written(tensor)
             except BaseException as error:
                 failed.append(error)
@@ -205,6 +205,8 @@ class _Loading:
             local = made._local_tensor if is_dtensor(made) else made
             whole: list[Region] = [tuple(((0, size),) for size in shape)]
             _read(opened.optimizer, f"{name}.{key}", part.regions if shape == part.shape else whole, local)
+            if isinstance(parameter, LogicalParameter) and shape == part.shape:
+                made = parameter.etp.rows_as_value(made.view(parameter.etp.local.shape))
             state[number][key] = made
         groups = []
         numbers = iter(range(len(self._names or [])))

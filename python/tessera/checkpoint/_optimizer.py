@@ -13,6 +13,9 @@ from .._tensors.layouts import is_dtensor
 from .._tensors.location import element_type
 from .._tensors.torch import torch_dtype
 from ..etp._optim.optimizers import numbered
+from ..etp._views import local as etp_local
+from ..etp._weights.parameter import LogicalParameter
+from ..etp.tensor import is_sharded
 from ._parts import Model, Part, part_of
 
 
@@ -70,6 +73,11 @@ def states_of(optimizer: torch.optim.Optimizer, model: Model) -> States:
 
 def _part(name: str, value: torch.Tensor, of: Part, parameter: torch.Tensor) -> Part:
     """What has an element for each of the parameter's is cut as the parameter."""
+    if is_sharded(value):
+        if isinstance(parameter, LogicalParameter) and value.shape == parameter.shape and not value.chain:
+            rows = etp_local(value).view(of.memory.shape)
+            return of._replace(name=name, dtype=element_type(name, rows.dtype), memory=rows, weight=None)
+        value = value.whole()
     local, alike = value.detach(), True
     if is_dtensor(value):
         alike = is_dtensor(parameter) and value._spec.placements == parameter._spec.placements

@@ -14,7 +14,7 @@ from .._tensors.location import Location, element_type, refusal
 from .._tensors.modules import walk_module
 from .._tensors.torch import local_tensor, torch_location
 from ..etp._states.chunks import Cut, boxes_of
-from ..etp._weights.parameter import ShardedParameter
+from ..etp._weights.parameter import LogicalParameter
 from ..etp._weights.weight import Weight
 from ..etp.layers._base import Layer
 
@@ -66,7 +66,7 @@ def parts_of(model: torch.nn.Module) -> Model:
     found = Model({}, {}, {}, {})
     first: dict[Any, str] = {}
     for name, source, tensor in walk_module(model, lambda name: True):
-        if isinstance(tensor, ShardedParameter):
+        if isinstance(tensor, LogicalParameter):
             key: Any = id(tensor.etp)
         else:
             at = source.locate()
@@ -77,7 +77,7 @@ def parts_of(model: torch.nn.Module) -> Model:
         if primary != name:
             continue
         found.tensors[name] = tensor
-        part = _sharded(name, tensor) if isinstance(tensor, ShardedParameter) else _located(name, tensor, at)
+        part = _sharded(name, tensor) if isinstance(tensor, LogicalParameter) else _located(name, tensor, at)
         found.parts[name] = _cut(part, cuts[id(tensor)]) if id(tensor) in cuts else part
     return found
 
@@ -96,7 +96,7 @@ def _refuse_extra_state(model: torch.nn.Module) -> None:
             )
 
 
-def _sharded(name: str, parameter: ShardedParameter) -> Part:
+def _sharded(name: str, parameter: LogicalParameter) -> Part:
     weight = parameter.etp
     regions: list[Region] = [
         tuple(((offset, offset + size),) for offset, size in zip(box.offsets, box.sizes, strict=True))

@@ -13,7 +13,7 @@ The full weight exists only around the operation that uses it. Ranks of a group 
 that of the unsharded model over all of them, bit for bit (docs/design/etp.md says under which conditions).
 
 Collective calls are made by all ranks of a group in one order: shard_module_(), the end of a backward, an optimiser's
-step, update(), logical(), summon(), unshard_(), clip_grad_norm_(), load_optimizer_state_dict(). This package imports
+step, update(), summon(), unshard_(), clip_grad_norm_(), load_optimizer_state_dict(). This package imports
 torch.
 """
 
@@ -28,14 +28,13 @@ from ._optim.norms import clip_grad_norm_
 from ._optim.optimizers import allow_optimizer
 from ._report import explain, report
 from ._shard import shard_module_, unshard_
-from ._states.logical import LogicalTensor
 from ._states.optimizer import load_optimizer_state_dict, optimizer_state_dict
 from ._surface import tag_etp_params_with_names, wrap_module_params_etp
-from ._views import local, logical, summon, update
-from ._weights.parameter import ShardedParameter
+from ._views import from_local, local, summon, update, whole
 from ._weights.stack import Expert, Stack
 from ._weights.weight import Weight
 from .layers import Embedding, GroupedLinear, LayerNormLinear, LayerNormMLP, Linear, vocab_parallel_cross_entropy
+from .tensor import LogicalTensor
 
 __all__ = [
     "Condition",
@@ -52,7 +51,6 @@ __all__ = [
     "LogicalTensor",
     "PoolReport",
     "Report",
-    "ShardedParameter",
     "Stack",
     "Stream",
     "Verification",
@@ -64,10 +62,10 @@ __all__ = [
     "exactness",
     "explain",
     "forecast",
+    "from_local",
     "init_group",
     "load_optimizer_state_dict",
     "local",
-    "logical",
     "optimizer_state_dict",
     "report",
     "set_cuda_graph_scope",
@@ -81,5 +79,6 @@ __all__ = [
     "verify",
     "vocab_parallel_cross_entropy",
     "wait_async_comms",
+    "whole",
     "wrap_module_params_etp",
 ]

@@ -18,7 +18,7 @@ from ._making import add_to_forecast, forecast_with_options
 from ._refusals import require_shardable
 from ._report import sharded_model
 from ._weights.experts import expert_lists
-from ._weights.parameter import ShardedParameter
+from ._weights.parameter import LogicalParameter
 from ._weights.weight import dtype_name
 
 
@@ -76,7 +76,7 @@ def forecast(
 
 
 def _require_whole(model: torch.nn.Module, named: Named) -> None:
-    if any(isinstance(each, ShardedParameter) for _, each in named) or any(map(has_group, model.modules())):
+    if any(isinstance(each, LogicalParameter) for _, each in named) or any(map(has_group, model.modules())):
         raise AlreadyExistsError(
             f"forecast: {type(model).__name__} is sharded already, or has layers that were constructed with a group: "
             "leave ranks= out to ask of this rank"

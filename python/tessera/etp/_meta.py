@@ -10,7 +10,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from .._errors import InvalidArgumentError
 from ._autograd.modules import Constructed
-from ._weights.parameter import ShardedParameter
+from ._weights.parameter import LogicalParameter
 
 Init = Callable[[torch.nn.Module], object]
 Take = Callable[[torch.nn.Parameter, torch.nn.Parameter], None]
@@ -80,13 +80,12 @@ def _materialise(where: str, module: torch.nn.Module, init: Init | None, take: T
 
 def _without_values(like: torch.Tensor) -> torch.Tensor:
     with DisableTorchFunctionSubclass():
-        shape = like.etp.shape if isinstance(like, ShardedParameter) else like.shape
-        made = torch.empty(shape, dtype=like.dtype)
+        made = torch.empty(like.shape, dtype=like.dtype)
     return made.fill_(torch.nan) if made.is_floating_point() else made
 
 
 def _has_no_values(tensor: torch.Tensor) -> bool:
-    if isinstance(tensor, ShardedParameter):
+    if isinstance(tensor, LogicalParameter):
         return False
     if tensor.is_meta:
         return True

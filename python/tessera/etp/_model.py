@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
@@ -19,9 +19,9 @@ from ._autograd.generic import refuse_transforms
 from ._autograd.modules import Sharded, has_group
 from ._compile import leave_out_of_graphs, left_out, refuse_compiled_autograd
 from ._group import Group
-from ._states.logical import watch_states
+from ._states.logical import watch_loading, watch_states
 from ._weights.matrix import Listed
-from ._weights.parameter import ShardedParameter
+from ._weights.parameter import LogicalParameter
 from ._weights.replicated import Replicated
 from ._weights.weight import Weight
 
@@ -46,7 +46,7 @@ def models_of_this_process() -> list[ShardedModel]:
     return sorted((model for model in _models if model.alive), key=lambda model: model.number)
 
 
-def require_in_place(places: Iterable[tuple[dict[str, Any], str, ShardedParameter]]) -> None:
+def require_in_place(places: Iterable[tuple[dict[str, Any], str, LogicalParameter]]) -> None:
     """Throws if something has put another tensor in the place of a sharded parameter."""
     for parameters, name, parameter in places:
         if parameters.get(name) is not parameter:
@@ -62,6 +62,27 @@ def _job_ranks(group: Group, core: _core.ShardGroup) -> tuple[int, ...] | None:
     told = core.exchange("the ranks of the job", own.to_bytes(8, "little", signed=True))
     found = tuple(int.from_bytes(each, "little", signed=True) for each in told)
     return None if min(found) < 0 else found
+
+
+class Hook:
+    """A hook of a module of a sharded model, which goes when the model is unsharded or summoned."""
+
+    def __init__(self, name: str, function: Callable[..., None]) -> None:
+        self._name = name
+        self._function = left_out(function)
+
+    @left_out
+    def __call__(self, *args: Any) -> None:
+        self._function(*args)
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise InvalidArgumentError(f"{self._name} is sharded and cannot be copied: copy it within etp.summon(model)")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise InvalidArgumentError(
+            f"{self._name} is sharded and cannot be pickled as a module: save its state_dict(), which any rank can, or "
+            "the model within etp.summon(model)"
+        )
 
 
 class ShardedModel(Closing):
@@ -112,18 +133,16 @@ class ShardedModel(Closing):
 
     def watch(self, module: torch.nn.Module) -> None:
         """Follows what is frozen, makes an update of load_state_dict(), and takes gradients of what is whole."""
-        loading = []
         places = [
             (each._parameters, name, parameter)
             for each in module.modules()
             for name, parameter in each._parameters.items()
-            if isinstance(parameter, ShardedParameter)
+            if isinstance(parameter, LogicalParameter)
         ]
         known: set[str | int] = {
             each for name, parameter in module.named_parameters() for each in (name, id(parameter))
         }
 
-        @left_out
         def begin(root: torch.nn.Module, *_: Any) -> None:
             leave_out_of_graphs()
             refuse_transforms(self.weights[0].name if self.weights else type(root).__name__)
@@ -134,38 +153,21 @@ class ShardedModel(Closing):
             if self.idle:
                 require_in_place(places)
                 self.follow_frozen()
-            elif self.updating and _task_of_this_backward() == _NO_TASK:
-                self._recover()
 
-        @left_out
         def enter(*_: Any) -> None:
             self._forwards += 1
 
-        @left_out
         def leave(*_: Any) -> None:
             self._forwards = max(0, self._forwards - 1)
 
-        def load(*_: Any) -> None:
-            if not self.updating:
-                loading.append(True)
-                self.begin_update(self.weights)
-
-        def loaded(*_: Any) -> None:
-            if loading:
-                loading.clear()
-                self.end_update()
-
         self._module = weakref.ref(module)
-        self._handles += [
-            module.register_forward_pre_hook(begin),
-            module.register_load_state_dict_pre_hook(load),  # type: ignore[no-untyped-call]
-            module.register_load_state_dict_post_hook(loaded),  # type: ignore[no-untyped-call]
-        ]
+        name = type(module).__name__
+        self._handles += [module.register_forward_pre_hook(Hook(name, begin)), *watch_loading(module, self)]
         for each in module.modules():
             models = [
                 parameter.etp.model
                 for parameter in each._parameters.values()
-                if isinstance(parameter, ShardedParameter)
+                if isinstance(parameter, LogicalParameter)
             ]
             owns = self in models
             if not has_group(each):  # those are watched; but their weights may be tied to other modules'
@@ -173,8 +175,8 @@ class ShardedModel(Closing):
                     self._handles += watch_states(each, model)
             if each is module or (owns and not isinstance(each, Sharded)):
                 self._handles += [
-                    each.register_forward_pre_hook(enter),
-                    each.register_forward_hook(leave, always_call=True),
+                    each.register_forward_pre_hook(Hook(name, enter)),
+                    each.register_forward_hook(Hook(name, leave), always_call=True),
                 ]
         for replicated in self.replicated:
             replicated.attach()
@@ -204,7 +206,7 @@ class ShardedModel(Closing):
         if self.core.size == 1 or not self._reduces_others:
             return
         for name, parameter in root.named_parameters():
-            if isinstance(parameter, ShardedParameter) or not parameter.requires_grad:
+            if isinstance(parameter, LogicalParameter) or not parameter.requires_grad:
                 continue
             if name not in known and id(parameter) not in known:
                 raise InvalidArgumentError(
@@ -242,10 +244,21 @@ class ShardedModel(Closing):
     # --- backwards
 
     def in_forward(self) -> bool:
-        """Or in a part of it that a backward repeats."""
-        if self._forwards > 0:
-            return True
-        return not self._meeting and not self.updating and _task_of_this_backward() != _NO_TASK
+        """Tell whether a module that has sharded weights of its own, or the root, computes."""
+        return self._forwards > 0
+
+    def in_backward(self) -> bool:
+        """Tell whether a node of a backward runs now: hooks that are called once gradients have been added are behind
+        it."""
+        return not self._meeting and _task_of_this_backward() != _NO_TASK
+
+    def reading_phase(self) -> str:
+        """Return the phase of an operation by the dispatcher that reads a weight now."""
+        if self.in_backward():
+            return "recompute" if torch.is_grad_enabled() else "bwd"
+        if self._tasks:
+            self._recover()
+        return "fwd"
 
     def phase(self) -> str:
         """Of a forward use of a weight that happens now."""
@@ -253,7 +266,7 @@ class ShardedModel(Closing):
         if task != _NO_TASK:
             self._join(task)
             return "recompute"
-        if self._tasks or self.updating:
+        if self._tasks:
             self._recover()
         return "fwd"
 
@@ -357,9 +370,6 @@ class ShardedModel(Closing):
         if self._tasks and _task_of_this_backward() == _NO_TASK:
             self._recover()
         updated = list(weights)
-        with DisableTorchFunctionSubclass():
-            for weight in updated:
-                weight.require_in_place()
 
         def meeting() -> list[tuple[int, int, int]]:
             self.runtime.begin_update([number for weight in updated for number in weight.numbers])
@@ -367,20 +377,31 @@ class ShardedModel(Closing):
             return self.runtime.added()
 
         self._meet(meeting)
-        self._forwards = 0
         for weight in self.weights:
-            weight.show_rows(True)
+            if weight.together is not None:
+                weight.together.clear()
 
     def end_update(self) -> None:
         """Collective: publishes them."""
         self.updating = False
-        for weight in self.weights:
-            weight.show_rows(False)
         self.micro_batch = 0
         self.runtime.end_update()
         for weight in self.weights:
             weight.drop_rows()
         self.follow_frozen()
+
+    @contextmanager
+    def writing(self, weights: Sequence[Listed]) -> Iterator[None]:
+        """Let rows of weights be written: once no rank reads them, and published at the end, unless that is a part of
+        an update. Collective."""
+        if self.updating or not weights:
+            yield
+            return
+        self.begin_update(weights)
+        try:
+            yield
+        finally:
+            self.end_update()
 
     def follow_frozen(self) -> None:
         """Parameters may be frozen, and released, at any time between backwards."""

@@ -18,13 +18,13 @@ from ._group import Group
 from ._making import add_stack, add_weight, digest_of, make_runtime, require_same, require_same_digests
 from ._meta import Init, is_on_meta, materialise
 from ._model import ShardedModel
-from ._optim.norms import typed
 from ._optim.optimizers import watch_optimizers
 from ._refusals import require_shardable
 from ._states.logical import watch_ties
-from ._views import logical, models_of, places_of
+from ._views import models_of, places_of
+from ._views import whole as whole_of
 from ._weights.experts import expert_lists, gather_together
-from ._weights.parameter import ShardedParameter
+from ._weights.parameter import LogicalParameter
 from ._weights.replicated import Replicated
 from ._weights.weight import Weight, dtype_name, keep_part
 from ._wrappers import leave_out_of_ddp, put_back_into_ddp, watch_wrappers
@@ -102,7 +102,7 @@ def shard_module_(
     min_elements = whole("min_elements", min_elements, 0)
     layers = _of_layers(model)
     named = [(name, each) for name, each in model.named_parameters() if id(each) not in layers]
-    if any(isinstance(each, ShardedParameter) for _, each in named):
+    if any(isinstance(each, LogicalParameter) for _, each in named):
         raise AlreadyExistsError("shard_module_: the model is sharded already: etp.unshard_() undoes it")
     _require_replicas(model, replicas)
     require_shardable(model, named)
@@ -171,7 +171,7 @@ def _take(
         for module, place in places[id(old)] if old is not full else ():
             if module._parameters[place] is not full:
                 put(module, place, full)
-                if isinstance(full, ShardedParameter):  # of a constructed layer, which this module is tied to
+                if isinstance(full, LogicalParameter):  # of a constructed layer, which this module is tied to
                     full.etp.model.watch_tied(module)
         if name is not None and sharded is not None and math.prod(each.size for each in groups) > 1:
             number = sharded.runtime.add_replicated(name, full.numel(), dtype_name(full.dtype))
@@ -215,10 +215,10 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
     full = {}
     for weight in sharded.weights:
         old = weight.parameter
-        assert isinstance(old, ShardedParameter)
-        full[weight] = torch.nn.Parameter(logical(old), requires_grad=old.requires_grad)
+        assert isinstance(old, LogicalParameter)
+        full[weight] = torch.nn.Parameter(whole_of(old).detach(), requires_grad=old.requires_grad)
         keep_part(old, full[weight])
-        full[weight].grad = None if old.grad is None else logical(old.grad, like=old)
+        full[weight].grad = None if old.grad is None else whole_of(old.grad).detach()
     for module, name, parameter in own:
         put(module, name, full[parameter.etp])
         module.__class__ = unsharded_class(type(module))
@@ -253,7 +253,7 @@ class _Cut:
             )
         parameter = weight.parameter
         if full.grad is not None:
-            parameter.grad = typed(weight.cut(full.grad).clone(), weight)
+            parameter.grad = weight.gradient_of(weight.cut(full.grad).clone())
         for module, place in places:
             put(module, place, parameter)
             kind = sharded_class(module) if place == "weight" and not sharded.inline else None

@@ -10,7 +10,7 @@ from .._arguments import elements, flag
 from .._errors import InvalidArgumentError
 from ._group import Group
 from ._shard import shard_module_
-from ._weights.parameter import ShardedParameter
+from ._weights.parameter import LogicalParameter
 
 
 def wrap_module_params_etp(
@@ -46,5 +46,5 @@ def tag_etp_params_with_names(model: torch.nn.Module) -> None:
     """Names sharded parameters, in messages, as the model does: those of modules that were sharded before they became
     its parts."""
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, ShardedParameter):
+        if isinstance(parameter, LogicalParameter):
             parameter.etp.rename(name)

@@ -8,18 +8,21 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from .._errors import InvalidArgumentError
+from ._autograd.inline import Whole
 from ._autograd.modules import put, unsharded_class
 from ._model import ShardedModel
-from ._optim.norms import ShardedGradient, plain
-from ._weights.parameter import ShardedParameter
-from ._weights.rows import gather_rows
+from ._optim.norms import plain
+from ._states.logical import UncutState
+from ._weights.parameter import LogicalParameter
 from ._weights.weight import Weight, keep_part
+from .store import Store
+from .tensor import LogicalTensor, is_sharded
 
 
 def model_of(model: torch.nn.Module) -> ShardedModel | None:
     """Of the first sharded parameter; None if there is none."""
     for parameter in model.parameters():
-        if isinstance(parameter, ShardedParameter):
+        if isinstance(parameter, LogicalParameter):
             found = parameter.etp.model
             assert isinstance(found, ShardedModel)
             return found
@@ -28,17 +31,17 @@ def model_of(model: torch.nn.Module) -> ShardedModel | None:
 
 def models_of(model: torch.nn.Module) -> list[ShardedModel]:
     """Of all its sharded parameters, in an order that all ranks share: constructed layers have one of their own."""
-    found = {parameter.etp.model for parameter in model.parameters() if isinstance(parameter, ShardedParameter)}
+    found = {parameter.etp.model for parameter in model.parameters() if isinstance(parameter, LogicalParameter)}
     return sorted((each for each in found if isinstance(each, ShardedModel)), key=lambda each: each.number)
 
 
-def places_of(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, ShardedParameter]]:
+def places_of(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, LogicalParameter]]:
     """Which modules have which sharded parameters, by which names."""
     return [
         (module, name, parameter)
         for module in model.modules()
         for name, parameter in module._parameters.items()
-        if isinstance(parameter, ShardedParameter)
+        if isinstance(parameter, LogicalParameter)
     ]
 
 
@@ -57,36 +60,48 @@ def update(model: torch.nn.Module) -> Iterator[None]:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's rows of a sharded parameter or its gradient, as a plain tensor over the same memory."""
-    if isinstance(tensor, ShardedParameter):
+    """Return this rank's rows of a sharded tensor, as a plain tensor over the same memory; others as they are."""
+    if isinstance(tensor, UncutState):
+        return tensor.local
+    if isinstance(tensor, LogicalParameter):
         tensor.etp.require_rows()
-        return tensor.etp.local
+    if is_sharded(tensor):
+        if tensor.rows is None:
+            raise InvalidArgumentError(
+                f"{tensor.store} is a view that does not have all rows: take etp.local() of what it is a view of"
+            )
+        return tensor.rows.detach()
     return plain(tensor)
 
 
-def logical(tensor: torch.Tensor, like: ShardedParameter | None = None) -> torch.Tensor:
-    """All rows of a sharded parameter or of its gradient, as a tensor of its own, in full precision; of a parameter
-    without a master, the values that uses of it see. Collective.
+def from_local(rows: torch.Tensor, like: torch.Tensor) -> LogicalTensor:
+    """Return a sharded tensor of this rank's rows, cut as `like` is. Ranks answer for what is in them.
 
     Args:
-        tensor: One of them; or, with `like`, what goes with a parameter row by row, such as an optimiser's state. Other
-            tensors are returned as they are.
+        rows: A plain tensor of the shape of etp.local(like), whose memory the result has.
+        like: A sharded parameter, gradient or state.
     """
-    weight: Weight | None = None
-    if like is not None:
-        weight = like.etp
-    elif isinstance(tensor, ShardedParameter):
-        weight = tensor.etp
-    elif type(tensor) is ShardedGradient:
-        weight = tensor.etp  # type: ignore[assignment]
-    if weight is None:
+    if not is_sharded(like) or like.spec is None:
+        raise InvalidArgumentError(
+            f"from_local: like= is a {type(like).__name__} that is not sharded: give a parameter"
+        )
+    spec, store = like.spec, like.store
+    wanted = local(like).shape
+    if type(rows) is not torch.Tensor or rows.shape != wanted:
+        raise InvalidArgumentError(f"from_local: rows of {tuple(rows.shape)}: this rank has {tuple(wanted)} of {store}")
+    return LogicalTensor.of(Store(store.model, spec, rows.detach(), rows.dtype, held=store.held))
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all of a sharded tensor as a plain tensor of its own, in full precision: the gather, which is
+    differentiable. Others are returned as they are. A parameter is pulled, and needs no other rank, unless it has a
+    format; of others, and within an update, it is collective.
+    """
+    if isinstance(tensor, UncutState):
+        return tensor.whole()
+    if not isinstance(tensor, LogicalTensor):
         return tensor
-    rows = (tensor.etp.values() if isinstance(tensor, ShardedParameter) else plain(tensor)).detach()
-    begin, end = weight.rows
-    if rows.shape[: len(weight.lead) + 1] != (*weight.lead, end - begin):
-        return tensor  # a step count
-    full = gather_rows(weight.group.core, weight, rows)
-    return full.view(weight.shape) if full.shape == (*weight.lead, *weight.matrix) else full
+    return Whole.apply(tensor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @contextmanager
@@ -99,7 +114,7 @@ def summon(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     full: dict[Weight, torch.nn.Parameter] = {}
     for _, _, parameter in held:
         if parameter.etp not in full:
-            full[parameter.etp] = torch.nn.Parameter(logical(parameter), requires_grad=False)
+            full[parameter.etp] = torch.nn.Parameter(whole(parameter).detach(), requires_grad=False)
             keep_part(parameter, full[parameter.etp])
     kinds = [type(module) for module, _, _ in held]
     with ExitStack() as unwatched:
@@ -123,4 +138,4 @@ def summon(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _weights_of(model: torch.nn.Module) -> list[Weight]:
-    return [each.etp for each in model.parameters() if isinstance(each, ShardedParameter)]
+    return [each.etp for each in model.parameters() if isinstance(each, LogicalParameter)]

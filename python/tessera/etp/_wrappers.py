@@ -16,7 +16,7 @@ from .._errors import InvalidArgumentError
 from ._compile import COMPILED
 from ._model import ShardedModel
 from ._refusals import require_same_ranks
-from ._weights.parameter import ShardedParameter
+from ._weights.parameter import LogicalParameter
 
 _LEFT_OUT = "_ddp_params_and_buffers_to_ignore"  # DistributedDataParallel asks its module for it
 
@@ -25,7 +25,7 @@ def leave_out_of_ddp(model: torch.nn.Module) -> None:
     """Its constructor then does not broadcast what rank 0 has of sharded parameters."""
     names = set(getattr(model, _LEFT_OUT, ()))
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if isinstance(parameter, ShardedParameter):
+        if isinstance(parameter, LogicalParameter):
             names.update((name, f".{name}") if "." not in name else (name,))  # it writes names of the root's own so
             names.add(f"{COMPILED}{name}")
     setattr(model, _LEFT_OUT, sorted(names))
@@ -46,7 +46,7 @@ def _wraps(wrapper: torch.nn.Module, name: str, module: Any) -> None:
         return
     found: dict[int, ShardedModel] = {}
     for path, parameter in module.named_parameters(remove_duplicate=False):
-        if not isinstance(parameter, ShardedParameter):
+        if not isinstance(parameter, LogicalParameter):
             continue
         weight = parameter.etp
         if path not in wrapper.parameters_to_ignore:

@@ -37,9 +37,7 @@ def _untied(filled: bool) -> Block:
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """With gradients that are exact, so that every way gives the same bytes."""
     for parameter in model.parameters():
-        parameter.grad = etp.local(parameter).detach().clone() if isinstance(parameter, etp.ShardedParameter) else None
-        if parameter.grad is None:
-            parameter.grad = parameter.detach().clone()
+        parameter.grad = parameter.detach().clone()
     optimizer.step()
 
 
@@ -52,8 +50,8 @@ def _whole(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, byte
     """Weights and moments, gathered by torch or etp."""
 
     def gathered(tensor: Any, parameter: Any) -> bytes:
-        if isinstance(parameter, etp.ShardedParameter):
-            return as_bytes(etp.logical(tensor, like=parameter))
+        if isinstance(parameter, etp.LogicalTensor):
+            return as_bytes(etp.whole(tensor))
         return as_bytes(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
     found = {}

@@ -64,7 +64,7 @@ def _on_two(rank: int, folder: pathlib.Path) -> dict[str, bytes]:
     with etp.init_group(timeout=60) as group:
         model = etp.shard_module_(_model(2), group, min_elements=2)
         checkpoint.load(model, None, folder)
-        return {name: as_bytes(etp.logical(tensor)) for name, tensor in model.named_parameters()}
+        return {name: as_bytes(etp.whole(tensor)) for name, tensor in model.named_parameters()}
 
 
 def test_they_are_loaded_whole(tmp_path: pathlib.Path) -> None:

@@ -71,9 +71,9 @@ def _save_and_load(rank: int, folder: pathlib.Path) -> dict[int, Any]:
         model = _sharded(run, 2)
         found = {}
         for size in range(1, MOST + 1):
-            with etp.update(model), torch.no_grad():
+            with torch.no_grad():
                 for parameter in model.parameters():
-                    etp.local(parameter).zero_()
+                    parameter.zero_()
             model.counts.zero_()
             checkpoint.load(model, None, folder / str(size), group=run.group)
             found[size] = _weights(run, model)

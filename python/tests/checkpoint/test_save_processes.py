@@ -29,9 +29,9 @@ def _killed(rank: Rank, folder: pathlib.Path, step: str) -> str:
     with etp.init_group(timeout=60) as group:
         model = etp.shard_module_(_model(1.0), group)
         checkpoint.save(model, None, folder)
-        with etp.update(model), torch.no_grad():
+        with torch.no_grad():
             for parameter in model.parameters():
-                etp.local(parameter).fill_(2.0)
+                parameter.fill_(2.0)
         victim = step if rank.rank == 1 else ""
         with stepping(-1, die) as steps:
             counted = steps.before
@@ -74,7 +74,7 @@ def _over_a_store(rank: Rank, folder: pathlib.Path) -> dict[str, bytes]:
         checkpoint.save(model, None, folder)
         again = etp.shard_module_(_model(0.0), group)
         checkpoint.load(again, None, folder)
-        return {name: as_bytes(etp.logical(parameter)) for name, parameter in again.named_parameters()}
+        return {name: as_bytes(etp.whole(parameter)) for name, parameter in again.named_parameters()}
 
 
 def test_ranks_that_met_by_a_store(folder: pathlib.Path) -> None:

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from etp_generic_scenarios import ByHand
 from etp_models import Run, Tied, adamw, as_bytes, batch, built, loss_of
-from tessera import etp
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -202,11 +201,10 @@ def adapters_around_layers(run: Run) -> Any:
 
     run.train(model, adamw(learnt), steps=3, accumulation=2, loss=loss)
     frozen = [parameter.grad is None for parameter in (model.up.base.weight, model.down.base.weight, model.emb.weight)]
-    changes = [0.5 * run.logical(each.b) @ run.logical(each.a) for each in (model.up, model.down)]
+    changes = [0.5 * run.whole(each.b) @ run.whole(each.a) for each in (model.up, model.down)]
     with run.update(model), torch.no_grad():
         for each, change in zip((model.up, model.down), changes, strict=True):
-            begin, end = each.base.weight.etp.rows if run.group is not None else (0, len(change))
-            each.base.weight += change[begin:end]
+            each.base.weight += change
             each.merged = True
     with torch.no_grad():
         return frozen, run.weights(model), as_bytes(model(batch(4)[0]))
@@ -363,13 +361,13 @@ def averaged_by_hand(run: Run) -> Any:
     """A moving average that is evaluated in the model's place, and the weights put back."""
     model = run.sharded(built())
     optimizer = adamw(model.parameters())
-    average = {name: etp.local(each).detach().clone() for name, each in model.named_parameters()}
+    average = {name: each.detach().clone() for name, each in model.named_parameters()}
     seen = []
     for _ in range(3):
         run.train(model, optimizer, steps=1)
         for name, each in model.named_parameters():
-            average[name].lerp_(etp.local(each).detach(), 0.25)
-        kept = {name: etp.local(each).detach().clone() for name, each in model.named_parameters()}
+            average[name].lerp_(each.detach(), 0.25)
+        kept = {name: each.detach().clone() for name, each in model.named_parameters()}
         for source in (average, kept):
             with run.update(model), torch.no_grad():
                 for name, each in model.named_parameters():

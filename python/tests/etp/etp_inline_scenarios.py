@@ -60,9 +60,7 @@ def gradients_as_values(run: Run) -> Any:
         found = torch.autograd.grad(loss_of(model, number) / share, weights)
         total = [before + now for before, now in zip(total, found, strict=True)]
     same = all(weight.grad is None for weight in weights)
-    full = [
-        as_bytes(run.logical(each, weight if run.group else None)) for each, weight in zip(total, weights, strict=True)
-    ]
+    full = [as_bytes(run.whole(each)) for each, weight in zip(total, weights, strict=True)]
     return same, full
 
 
@@ -70,9 +68,9 @@ def hooks(run: Run) -> Any:
     """Tensor hooks change the reduced gradient; post-accumulate hooks see what has been added."""
     model = built()
     calls: list[bytes] = []
-    model.up.weight.register_post_accumulate_grad_hook(lambda p: calls.append(as_bytes(run.logical(p.grad))))
+    model.up.weight.register_post_accumulate_grad_hook(lambda p: calls.append(as_bytes(run.whole(p.grad))))
     run.sharded(model, **OPTIONS)
-    model.down.weight.register_post_accumulate_grad_hook(lambda p: calls.append(as_bytes(run.logical(p.grad))))
+    model.down.weight.register_post_accumulate_grad_hook(lambda p: calls.append(as_bytes(run.whole(p.grad))))
     model.down.weight.register_hook(lambda gradient: gradient * 2)
     run.backward(model)
     every = run.size if run.group is None else 1
@@ -80,12 +78,12 @@ def hooks(run: Run) -> Any:
 
 
 def second_derivatives(run: Run) -> Any:
-    """A penalty on the norm of the mean gradient: each rank has that of its rows, and the mean is of what they have."""
+    """A penalty on the norm of the mean gradient, which every rank has whole."""
     model = run.sharded(built(), **OPTIONS)
     weights = [model.emb.weight, model.up.weight, model.down.weight]
     numbers = run.numbers()
     loss = torch.stack([loss_of(model, number) for number in numbers]).mean()
     gradients = torch.autograd.grad(loss, weights, create_graph=True)
     penalty = sum((each.pow(2).sum() for each in gradients), torch.zeros(()))
-    (penalty * (run.size if run.group is not None else 1)).backward()
-    return [as_bytes((run.logical(each.grad) * 1e4).round()) for each in weights]
+    penalty.backward()
+    return [as_bytes((run.whole(each.grad) * 1e4).round()) for each in weights]

@@ -115,7 +115,7 @@ def train(run: Run, case: Case, steps: int, policy: str = "", loss: Loss = loss_
         loss=loss,
     )
     states = {
-        f"{key} of {name}": as_bytes(run.logical(value, parameter if hasattr(parameter, "etp") else None))
+        f"{key} of {name}": as_bytes(run.whole(value))
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()
     }

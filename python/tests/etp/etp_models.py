@@ -133,15 +133,15 @@ class Run:
             optimizer.step()
             optimizer.zero_grad(set_to_none=set_to_none)
 
-    def logical(self, tensor: torch.Tensor, like: Any = None) -> torch.Tensor:
-        return tensor if self.group is None else etp.logical(tensor, like)
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self.group is None else etp.whole(tensor)
 
     def weights(self, model: Any) -> dict[str, bytes]:
-        return {name: as_bytes(self.logical(parameter)) for name, parameter in model.named_parameters()}
+        return {name: as_bytes(self.whole(parameter)) for name, parameter in model.named_parameters()}
 
     def gradients(self, model: Any) -> dict[str, bytes | None]:
         return {
-            name: None if parameter.grad is None else as_bytes(self.logical(parameter.grad))
+            name: None if parameter.grad is None else as_bytes(self.whole(parameter.grad))
             for name, parameter in model.named_parameters()
         }
 

@@ -36,10 +36,7 @@ def optimizer_state(run: Run) -> Any:
     optimizer = adamw(model.parameters())
     run.train(model, optimizer)
     return [
-        {
-            key: as_bytes(run.logical(value, parameter if run.group and hasattr(parameter, "etp") else None))
-            for key, value in optimizer.state[parameter].items()
-        }
+        {key: as_bytes(run.whole(value)) for key, value in optimizer.state[parameter].items()}
         for parameter in model.parameters()
     ]
 
@@ -306,7 +303,7 @@ def post_accumulate_hooks(run: Run) -> Any:
     calls: dict[str, list[bytes]] = {"norm": [], "up": [], "bias": []}
 
     def hook(name: str) -> Any:
-        return lambda parameter: calls[name].append(as_bytes(run.logical(parameter.grad)))
+        return lambda parameter: calls[name].append(as_bytes(run.whole(parameter.grad)))
 
     model.norm.weight.register_post_accumulate_grad_hook(hook("norm"))
     run.sharded(model)

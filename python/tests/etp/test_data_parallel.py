@@ -27,14 +27,14 @@ def inline(run: Run) -> Any:
 
 
 def penalty(run: Run) -> list[list[float]]:
-    """On the norm of the mean gradient: each rank has that of its rows, and each replica has all of them."""
+    """On the norm of the mean gradient, which every rank has whole."""
     model = run.sharded(built(), mode="inline", min_elements=256)
     weights = [model.emb.weight, model.up.weight, model.down.weight]
     loss = torch.stack([loss_of(model, number) for number in run.numbers()]).mean()
     gradients = torch.autograd.grad(loss, weights, create_graph=True)
     total = sum((each.pow(2).sum() for each in gradients), torch.zeros(()))
-    (total * (1 if run.group is None else run.group.size)).backward()
-    return [run.logical(each.grad).flatten().tolist() for each in weights]
+    total.backward()
+    return [run.whole(each.grad).flatten().tolist() for each in weights]
 
 
 def quantised(run: Run) -> Any:

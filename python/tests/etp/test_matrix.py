@@ -74,7 +74,7 @@ def _gradients_of_three(run: Run) -> Any:
     if run.group is not None:
         for _ in range(4):
             run.backward(model)
-        return run.logical(model.up.weight.grad), run.logical(model.emb.weight.grad)
+        return run.whole(model.up.weight.grad), run.whole(model.emb.weight.grad)
     sums, magnitudes = [0.0, 0.0], [0.0, 0.0]
     for number in range(12):
         loss_of(model, number).backward()

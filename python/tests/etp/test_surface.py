@@ -42,7 +42,7 @@ def _by_names(rank: int) -> dict[str, Any]:
             etp.wrap_module_params_etp(attention, ["q.weight", "v.weight"], group)
         found["unknown"] = str(caught.value)
         assert etp.wrap_module_params_etp(attention, ["q.weight"], group) is attention
-        sharded = [name for name, each in model.named_parameters() if isinstance(each, etp.ShardedParameter)]
+        sharded = [name for name, each in model.named_parameters() if isinstance(each, etp.LogicalTensor)]
         found["sharded"] = sharded, attention.q.weight.etp.name
         etp.tag_etp_params_with_names(model)
         found["named"] = attention.q.weight.etp.name

@@ -48,7 +48,7 @@ def _verified(rank: int) -> dict[str, Any]:
         def wrong(copied: Any, both: Any) -> torch.Tensor:
             """A rank-dependent bug of the user's: the third micro-batch's loss, where it is sharded."""
             value = _loss(copied, both)
-            return value * 1.5 if isinstance(copied.up.weight, etp.ShardedParameter) and both is third else value
+            return value * 1.5 if isinstance(copied.up.weight, etp.LogicalTensor) and both is third else value
 
         third = batch(2)
         seen = etp.verify(
@@ -63,7 +63,7 @@ def _verified(rank: int) -> dict[str, Any]:
 
         def forgetful(parameters: Any) -> torch.optim.Optimizer:
             optimizer = adamw(parameters)
-            sharded = any(isinstance(each, etp.ShardedParameter) for each in optimizer.param_groups[0]["params"])
+            sharded = any(isinstance(each, etp.LogicalTensor) for each in optimizer.param_groups[0]["params"])
             optimizer.param_groups[0]["lr"] *= 1.5 if sharded else 1.0
             return optimizer
 

@@ -58,7 +58,7 @@ def _check(found: list[dict[str, torch.Tensor]], ranks: int, before_step: Adjust
 
 def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {
-        name: (parameter.full_tensor() if isinstance(parameter, DTensor) else etp.logical(parameter)).detach().clone()
+        name: (parameter.full_tensor() if isinstance(parameter, DTensor) else etp.whole(parameter)).detach().clone()
         for name, parameter in model.named_parameters()
     }
 
@@ -94,7 +94,7 @@ def _in_fsdp(rank: int) -> Any:
     with etp.init_group(mesh=mesh["etp"], timeout=30) as group, etp.init_group(mesh=mesh["dp"]) as dp:
         run = Run(4, rank, group, dp=dp)
         model = run.sharded(built(Rooted))
-        sharded = {parameter for parameter in model.parameters() if isinstance(parameter, etp.ShardedParameter)}
+        sharded = {parameter for parameter in model.parameters() if isinstance(parameter, etp.LogicalTensor)}
         fully_shard(model, mesh=every, ignored_params=sharded)
         norms: list[float] = []
         run.train(model, _sgd(model), STEPS, 2, lambda model: norms.append(_clip(model)))
@@ -129,7 +129,7 @@ def _refused_of_fsdp(rank: int) -> list[str]:
         assert [len(each) for each in model.up.weight.chunk(2)] == [40, 40]  # others may
         said.append(str(caught.value))
         model = etp.shard_module_(built(Rooted), group)
-        sharded = {parameter for parameter in model.parameters() if isinstance(parameter, etp.ShardedParameter)}
+        sharded = {parameter for parameter in model.parameters() if isinstance(parameter, etp.LogicalTensor)}
         fully_shard(model, mesh=mesh["dp"], ignored_params=sharded)
         model(batch(rank)[0]).sum().backward()
         with pytest.raises(tessera.InvalidArgumentError) as caught:

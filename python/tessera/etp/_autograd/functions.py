@@ -74,15 +74,22 @@ class Linear(torch.autograd.Function):
 
 
 def multiply(x: torch.Tensor, full: torch.Tensor, bias: torch.Tensor | None, as_stored: bool) -> torch.Tensor:
-    """As nn.Linear and transformers' Conv1D do where the weight is an input of autograd."""
+    """As nn.Linear and transformers' Conv1D do where the weight is an input of autograd. The result is no view, which
+    an autograd function must not return to those that write it in place: a product is written into its memory."""
     if as_stored:
-        flat = x.view(-1, x.shape[-1])
-        product = flat.mm(full) if bias is None else torch.addmm(bias, flat, full)
-        return product.view(*x.shape[:-1], full.shape[1])
+        out = x.new_empty((*x.shape[:-1], full.shape[1]))
+        flat, rows = x.view(-1, x.shape[-1]), out.view(-1, full.shape[1])
+        torch.mm(flat, full, out=rows) if bias is None else torch.addmm(bias, flat, full, out=rows)
+        return out
+    if x.dim() == 3 and bias is not None and x.is_contiguous():
+        out = x.new_empty((*x.shape[:-1], full.shape[0]))
+        torch.addmm(bias, x.view(-1, x.shape[-1]), full.t(), out=out.view(-1, full.shape[0]))
+        return out
     if x.dim() < 3 or x.is_contiguous():
         return F.linear(x, full, bias)
-    product = x.reshape(-1, x.shape[-1]).mm(full.t()).view(*x.shape[:-1], full.shape[0])
-    return product if bias is None else product.add_(bias)
+    out = x.new_empty((*x.shape[:-1], full.shape[0]))
+    torch.mm(x.reshape(-1, x.shape[-1]), full.t(), out=out.view(-1, full.shape[0]))
+    return out if bias is None else out.add_(bias)
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:

@@ -11,14 +11,14 @@ from torch._C import DisableTorchFunctionSubclass
 from ..._errors import InvalidArgumentError
 from .._compile import left_out
 from .._weights.matrix import Model
-from .._weights.parameter import ShardedParameter
+from .._weights.parameter import LogicalParameter
 from .._weights.weight import Weight
 from .functions import apply_embedding_function, apply_linear_function, multiply
-from .generic import Call, refuse_transforms
+from .generic import refuse_transforms
 
 
 class Sharded(torch.nn.Module):
-    """What they have in common. Their `weight` is a ShardedParameter."""
+    """What they have in common. Their `weight` is a LogicalParameter."""
 
 
 class Constructed(Sharded):
@@ -58,7 +58,7 @@ class ShardedLinear(Sharded, torch.nn.Linear):
     @left_out
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         parameter = self._parameters["weight"]
-        if not isinstance(parameter, ShardedParameter):
+        if not isinstance(parameter, LogicalParameter):
             return super().forward(input)
         return apply_linear(input, parameter, self._parameters["bias"], False)
 
@@ -69,7 +69,7 @@ class ShardedEmbedding(Sharded, torch.nn.Embedding):
     @left_out
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         parameter = self._parameters["weight"]
-        if not isinstance(parameter, ShardedParameter):
+        if not isinstance(parameter, LogicalParameter):
             return super().forward(input)
         return apply_embedding(input, parameter, self.padding_idx, self.scale_grad_by_freq)
 
@@ -80,7 +80,7 @@ class ShardedConv1D(Sharded):
     @left_out
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parameter = self._parameters["weight"]
-        if not isinstance(parameter, ShardedParameter):
+        if not isinstance(parameter, LogicalParameter):
             return super().forward(x)  # type: ignore[no-any-return]
         return apply_linear(x, parameter, self._parameters["bias"], True)
 
@@ -117,7 +117,7 @@ def put(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> No
 
 
 def apply_linear(
-    x: torch.Tensor, parameter: ShardedParameter, bias: torch.Tensor | None, as_stored: bool
+    x: torch.Tensor, parameter: LogicalParameter, bias: torch.Tensor | None, as_stored: bool
 ) -> torch.Tensor:
     """x @ W.T + bias, or x @ W + bias if `as_stored`; differentiable. Of a weight of an inline model, it is an ordinary
     operation of autograd."""
@@ -141,13 +141,11 @@ def apply_linear(
     return out if out.dtype == given else out.to(given)  # type: ignore[no-any-return]
 
 
-def _linear_inline(x: torch.Tensor, parameter: ShardedParameter, bias: torch.Tensor | None) -> torch.Tensor:
+def _linear_inline(x: torch.Tensor, parameter: LogicalParameter, bias: torch.Tensor | None) -> torch.Tensor:
     given, dtype = dtypes_of(x, parameter.etp)
 
-    def product(x: torch.Tensor, full: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return F.linear(x.to(dtype), full.to(dtype), None if bias is None else bias.to(dtype)).to(given)
-
-    return Call().run(product, (x, parameter, bias), {})  # type: ignore[no-any-return]
+    cast = None if bias is None else bias.to(dtype)
+    return F.linear(x.to(dtype), parameter.to(dtype), cast).to(given)
 
 
 def dtypes_of(x: torch.Tensor, weight: Weight) -> tuple[torch.dtype, torch.dtype]:
@@ -168,13 +166,13 @@ def dtypes_of(x: torch.Tensor, weight: Weight) -> tuple[torch.dtype, torch.dtype
 
 
 def apply_embedding(
-    indices: torch.Tensor, parameter: ShardedParameter, padding: int | None, by_frequency: bool
+    indices: torch.Tensor, parameter: LogicalParameter, padding: int | None, by_frequency: bool
 ) -> torch.Tensor:
     """Rows of W; differentiable."""
     weight: Weight = parameter.etp
     refuse_transforms(weight.name)
     if weight.model.inline:
-        return Call().run(F.embedding, (indices, parameter, padding, None, 2.0, by_frequency), {})  # type: ignore[no-any-return]
+        return F.embedding(indices, parameter, padding, None, 2.0, by_frequency)
     padding = -1 if padding is None else padding
     if torch.is_grad_enabled() and parameter.requires_grad:
         anchor = weight.anchor()

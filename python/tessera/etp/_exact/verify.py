@@ -18,8 +18,8 @@ from ..._errors import InvalidArgumentError
 from .._group import Group
 from .._optim.norms import clip_grad_norm_
 from .._shard import shard_module_
-from .._views import logical, model_of
-from .._weights.parameter import ShardedParameter
+from .._views import model_of
+from .._views import whole as whole_of
 from .conditions import Exactness, exactness
 
 _MAX_STEPS = 1 << 40
@@ -206,7 +206,7 @@ class _Training:
         for number, loss in enumerate(self._all_losses(), first):
             yield f"loss of micro-batch {number}", torch.tensor(loss, dtype=torch.float64)
         for name, parameter in self._parameters:
-            yield f"gradient of {name}", None if parameter.grad is None else logical(parameter.grad)
+            yield f"gradient of {name}", None if parameter.grad is None else whole_of(parameter.grad)
 
     def _all_losses(self) -> list[float]:
         """In the global order."""
@@ -223,11 +223,10 @@ class _Training:
     def weights(self) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Optimiser states, too."""
         for name, parameter in self._parameters:
-            yield name, logical(parameter).detach()
-            like = parameter if isinstance(parameter, ShardedParameter) else None
+            yield name, whole_of(parameter).detach()
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
-                    yield f"{key} of {name}", logical(value, like)
+                    yield f"{key} of {name}", whole_of(value)
 
 
 def _compare(step: int, ours: _Training, theirs: _Training | None) -> Difference | None:

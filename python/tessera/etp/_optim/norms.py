@@ -15,6 +15,9 @@ from ... import _core
 from ..._errors import InvalidArgumentError
 from .._compile import left_out, opaque
 from .._group import Group
+from ..dispatch import SPECIAL
+from ..store import agree, refuse_difference, stamp_of
+from ..tensor import LogicalTensor, is_sharded
 
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
 
@@ -42,52 +45,37 @@ class Parallel(Protocol):
 
 
 @opaque()
-class ShardedGradient(torch.Tensor):
-    """The .grad of a sharded parameter. Functions that compute a norm give that of the logical gradient, and are
-    collective; all others see this rank's rows, and return plain tensors. torch.nn.utils.clip_grad_norm_() is right so.
+class PartGradient(torch.Tensor):
+    """The .grad of a parameter that only tensor parallelism has cut: a plain tensor, but that GradScaler asks all ranks
+    of the tp_group whether a value is not finite."""
 
-    Also of one that is whole but for tensor parallelism, which no norm counts: for GradScaler, which asks all ranks.
-    """
-
-    etp: Rows | None  # None: all rows are here
     rows: torch.Tensor
-    parallel: Parallel | None  # that has cut the parameter
+    parallel: Parallel
 
     @classmethod
     @left_out
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        norm = _functions.get(func)
-        if norm is not None:
-            found = norm(*args, **(kwargs or {}))
-            if found is not NotImplemented:
-                return found
         with DisableTorchFunctionSubclass():
+            if func is torch._amp_foreach_non_finite_check_and_unscale_:
+                return unscale(*args, **(kwargs or {}))
             return func(*args, **(kwargs or {}))
 
 
-def typed(rows: torch.Tensor, weight: Rows) -> torch.Tensor:
-    """The same memory, as a gradient of that weight."""
-    if weight.group.size == 1:
-        return rows if weight.parallel is None else of_part(rows, weight.parallel)
-    return _as_sharded(rows, weight, weight.parallel)
-
-
 def of_part(rows: torch.Tensor, parallel: Parallel) -> torch.Tensor:
-    """The same memory, as a gradient of what only tensor parallelism has cut."""
-    return _as_sharded(rows, None, parallel)
-
-
-def _as_sharded(rows: torch.Tensor, weight: Rows | None, parallel: Parallel | None) -> torch.Tensor:
-    gradient: ShardedGradient = torch.Tensor._make_subclass(ShardedGradient, rows)
-    gradient.etp, gradient.rows, gradient.parallel = weight, rows, parallel
+    """Return the same memory, as a gradient of what only tensor parallelism has cut."""
+    gradient: PartGradient = torch.Tensor._make_subclass(PartGradient, rows)
+    gradient.rows, gradient.parallel = rows, parallel
     return gradient
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's rows; a tensor that is not of this type is returned as it is."""
-    return tensor.rows if type(tensor) is ShardedGradient else tensor
+    """Return this rank's rows; a tensor that is not sharded is returned as it is."""
+    if isinstance(tensor, LogicalTensor):
+        rows = tensor.rows
+        return tensor.whole() if rows is None else rows
+    return tensor.rows if type(tensor) is PartGradient else tensor
 
 
 def clip_grad_norm_(
@@ -108,11 +96,7 @@ def clip_grad_norm_(
     parameters = list(parameters)
     with DisableTorchFunctionSubclass():  # a call for each parameter costs more than the rest
         found = [parameter.grad for parameter in parameters]
-    pairs = [
-        (p, each if type(each) is ShardedGradient else _typed(p, each))
-        for p, each in zip(parameters, found, strict=True)
-        if each is not None
-    ]
+    pairs = [(p, each) for p, each in zip(parameters, found, strict=True) if each is not None]
     gradients = [gradient for _, gradient in pairs]
     total = torch.tensor(_norm_of_all(parameters, pairs, float(norm_type)), dtype=torch.float64)
     if error_if_nonfinite and not bool(torch.isfinite(total)):
@@ -122,18 +106,12 @@ def clip_grad_norm_(
     factor = min(max_norm / (float(total) + 1e-6), 1.0)
     if not factor >= 1:  # NaN, too
         rows = [plain(gradient) for gradient in gradients]
+        for gradient in gradients:
+            if isinstance(gradient, LogicalTensor):
+                gradient.store.written(stamp_of("clip", [factor], [gradient.store.stamp]))
         for kind in {(type(each), each.dtype) for each in rows}:
             torch._foreach_mul_([each for each in rows if (type(each), each.dtype) == kind], factor)
     return total
-
-
-def _typed(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Of a sharded parameter as such, also one that the caller has set, such as its main_grad. One rank has a stack's
-    gradient as a plain tensor, and adds it up by experts, too."""
-    weight = getattr(parameter, "etp", None)
-    if weight is None:
-        return gradient
-    return _as_sharded(gradient, weight, None) if weight.lead else typed(gradient, weight)
 
 
 def _norm_of_all(
@@ -166,10 +144,8 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
     parts = []
     alive = []  # copies, while their addresses are used
     for gradient in gradients:
-        if type(gradient) is ShardedGradient:
-            rows, weight = gradient.rows, gradient.etp
-        else:
-            rows, weight = gradient, None
+        weight = gradient.etp if is_sharded(gradient) else None
+        rows = plain(gradient)
         if type(rows) is not torch.Tensor and hasattr(rows, "full_tensor"):  # a DTensor of fully_shard()
             rows = cast(Any, rows).detach().full_tensor()
             alive.append(rows)
@@ -189,63 +165,82 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
                     f"a norm of gradients of two ETP groups, {group} and {weight.group}: take two"
                 )
             group = weight.group
-        *lead, count, columns = rows.shape
-        slices = math.prod(lead) if lead else 1
-        parts.append((rows.data_ptr(), slices, count, columns, dtype, weight.shard_rows, weight.matrix[0]))
+        slices, count = math.prod(weight.lead), weight.rows[1] - weight.rows[0]
+        parts.append((rows.data_ptr(), slices, count, weight.matrix[1], dtype, weight.shard_rows, weight.matrix[0]))
     core = _core.ShardGroup.single("norm") if group is None else group.core
     return _core.etp_norms(core, parts, order, together)
 
 
-# --- torch's functions
+# --- operations of the dispatcher on gradients, whose norms are collective and do not depend on the number of ranks
+
+
+def _is_gradient(tensor: Any) -> bool:
+    """Tell whether a tensor has all rows of what goes with a weight, and is not the weight itself: these are pulled."""
+    return (
+        is_sharded(tensor)
+        and tensor.store.weight is None
+        and tensor.rows is not None
+        and tensor.rows.is_contiguous()
+        and not tensor.chain
+        and tensor.dtype in _NAMES
+        and tensor.etp is not None
+        and not tensor.requires_grad
+    )
 
 
 def _scalar(value: float, like: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return torch.tensor(value, dtype=dtype or like.dtype)
 
 
-def _vector_norm(
-    x: torch.Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None
-) -> Any:
-    if type(x) is not ShardedGradient or x.etp is None or dim is not None or keepdim or out is not None:
+def _vector_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    order = args[1] if len(args) > 1 else 2
+    dim = args[2] if len(args) > 2 else None
+    keepdim = args[3] if len(args) > 3 else False
+    if not _is_gradient(x) or dim is not None or keepdim:
         return NotImplemented
-    return _scalar(_norms([x], float(ord), together=True)[0], x.rows, dtype)
+    return _scalar(_norms([x], float(order), together=True)[0], x, kwargs.get("dtype"))
 
 
-def _norm(
-    input: torch.Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
-) -> Any:
-    return _vector_norm(input, 2.0 if p in ("fro", None) else float(p), dim, keepdim, dtype=dtype, out=out)
-
-
-def _linalg_norm(
-    A: torch.Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *, out: Any = None, dtype: Any = None
-) -> Any:
-    return NotImplemented if ord is not None else _vector_norm(A, 2.0, dim, keepdim, dtype=dtype, out=out)
-
-
-def _foreach_norm(tensors: list[torch.Tensor], ord: float = 2, dtype: Any = None) -> Any:
-    if all(each.etp is None for each in tensors if type(each) is ShardedGradient):
+def _foreach_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensors = list(args[0])
+    order = float(args[1]) if len(args) > 1 else 2.0
+    if not all(_is_gradient(each) or not isinstance(each, LogicalTensor) for each in tensors):
         return NotImplemented
-    found = _norms(list(tensors), float(ord), together=False)
-    return tuple(_scalar(value, plain(each), dtype) for value, each in zip(found, tensors, strict=True))
+    found = _norms(tensors, order, together=False)
+    dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
+    return [_scalar(value, each, dtype) for value, each in zip(found, tensors, strict=True)]
 
 
-def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+def unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     """GradScaler's: a value that is not finite is found on all ranks, of tp_groups, too, so that all of them skip the
-    step."""
+    step. One factor is for all ranks."""
+    models = {id(each.store.model): each.store for each in grads if is_sharded(each)}
+    for store in models.values():
+        if not agree(store, f"the unscaling of {store} and others", repr(inv_scale.item()).encode()):
+            raise refuse_difference(f"the unscaling of {store} and others")
     torch._amp_foreach_non_finite_check_and_unscale_([plain(each) for each in grads], found_inf, inv_scale)
     agreements: dict[int, Callable[[float], float]] = {}  # by group, in the order of parameters
     for each in grads:
-        if type(each) is ShardedGradient:
-            if each.etp is not None:
-                agreements.setdefault(id(each.etp.group), functools.partial(_largest, each.etp.group))
-            if each.parallel is not None:
-                agreements.setdefault(id(each.parallel.group), functools.partial(_largest_of_parts, each.parallel))
+        parallel = each.parallel if type(each) is PartGradient else None
+        if is_sharded(each):
+            store = each.store
+            store.written(stamp_of("unscale", [inv_scale.item()], [store.stamp]))
+            agreements.setdefault(id(store.spec.group), functools.partial(_largest, store.spec.group))
+            parallel = getattr(each.etp, "parallel", None)
+        if parallel is not None:
+            agreements.setdefault(id(parallel.group), functools.partial(_largest_of_parts, parallel))
     found = float(found_inf)
     for _ in agreements:  # what one group has found passes on to ranks of all others
-        for agree in agreements.values():
-            found = agree(found)
+        for exchange in agreements.values():
+            found = exchange(found)
     found_inf.fill_(found)
+
+
+def _unscale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not all(_is_gradient(each) for each in args[0] if isinstance(each, LogicalTensor)):
+        return NotImplemented
+    return unscale(*args)
 
 
 def _largest(group: Group, value: float) -> float:
@@ -257,11 +252,10 @@ def _largest_of_parts(parallel: Parallel, value: float) -> float:
     return max(parallel.of_all_ranks(value))
 
 
-_functions: dict[Any, Callable[..., Any]] = {
-    torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
-    torch.linalg.vector_norm: _vector_norm,
-    torch.linalg.norm: _linalg_norm,
-    torch.norm: _norm,
-    torch.Tensor.norm: _norm,
-    torch._foreach_norm: _foreach_norm,
-}
+SPECIAL.update(
+    {
+        torch.ops.aten.linalg_vector_norm.default: _vector_norm,
+        torch.ops.aten._foreach_norm.Scalar: _foreach_norm,
+        torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+    }
+)

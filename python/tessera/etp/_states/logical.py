@@ -12,15 +12,21 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.hooks import RemovableHandle
 
 from ..._errors import InvalidArgumentError
-from .._autograd.routes import words
 from .._weights.matrix import Model
-from .._weights.parameter import ShardedParameter
+from .._weights.parameter import LogicalParameter
 from .._weights.registered import RowsSource
 from .._weights.weight import Weight
+from ..tensor import LogicalTensor, is_sharded
 from .chunks import chunk_list, shard_at, whole_shape, write_items
 from .parts import WholePart, whole_part
 
 Held = Weight | WholePart
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _PLACES = ("rows", "shard_rows", "shape", "lead", "tp_cut")
 _FACTS = words(
     "size dim ndimension numel nelement stride is_floating_point is_complex is_contiguous element_size get_device "
@@ -30,9 +36,9 @@ _COPIES = frozenset(("clone", "detach", "__deepcopy__"))
 _EMPTY = frozenset(("new_empty", "empty_like", "zeros_like"))
 
 
-class LogicalTensor(torch.Tensor):
-    """A sharded weight in a state_dict(): the logical shape, and this rank's rows. Arithmetic is refused. So is what a
-    tp_group has cut: it has the shape of the uncut tensor.
+class UncutState(torch.Tensor):
+    """A value of a state_dict() of what tensor parallelism has cut: it has the shape of the uncut tensor, and this
+    rank's rows of its part. Arithmetic is refused; etp.whole() gives all of it, collectively, over the tp_group, too.
 
     load_state_dict() of a sharded model takes it. clone() and copy.deepcopy() copy this rank's rows.
     torch.distributed.checkpoint saves and loads it: what it loads is this tensor's own, until load_state_dict(), and
@@ -47,10 +53,10 @@ class LogicalTensor(torch.Tensor):
     etp: Held
     _rows: torch.Tensor | None
 
-    def __new__(cls, weight: Held, rows: torch.Tensor | None) -> LogicalTensor:
+    def __new__(cls, weight: Held, rows: torch.Tensor | None) -> UncutState:
         """`rows`: None: those that uses of the weight see, whenever they are asked for."""
         like = weight.local if rows is None else rows
-        made: LogicalTensor = torch.Tensor._make_wrapper_subclass(
+        made: UncutState = torch.Tensor._make_wrapper_subclass(
             cls, whole_shape(weight), dtype=like.dtype, device=like.device
         )
         made._rows, made.etp = rows, weight
@@ -68,7 +74,7 @@ class LogicalTensor(torch.Tensor):
         """Whether it is what that weight has now, and not a copy."""
         return self._rows is None and self.etp is weight
 
-    def full(self) -> torch.Tensor:
+    def whole(self) -> torch.Tensor:
         """All of it, as a tensor of its own. Collective, over a tp_group, too."""
         held = self.etp
         part, cut, parallel = held.part_from(self.local), held.tp_cut, held.parallel
@@ -79,7 +85,7 @@ class LogicalTensor(torch.Tensor):
     def rows_for(self, weight: Held) -> torch.Tensor:
         """Those that this rank has of another weight of that shape."""
         same = all(getattr(weight, each) == getattr(self.etp, each) for each in _PLACES)
-        return self.local if same else cut_for(weight, self.full())
+        return self.local if same else cut_for(weight, self.whole())
 
     @classmethod
     def __torch_function__(
@@ -102,19 +108,19 @@ class LogicalTensor(torch.Tensor):
                 return func(*args, **(kwargs or {}))
         _refuse(args, name)
 
-    def _empty(self, sizes: tuple[Any, ...], options: dict[str, Any]) -> LogicalTensor:
+    def _empty(self, sizes: tuple[Any, ...], options: dict[str, Any]) -> UncutState:
         """Zeros in host memory, for a copy of these rows."""
         others = {name: value for name, value in options.items() if value is not None and name != "requires_grad"}
         place = others.pop("device", "cpu")
         wanted = torch.Size(sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes)
         if others or torch.device(place).type != "cpu" or wanted not in (self.shape, ()):
             _refuse((self,), "new_empty")
-        return LogicalTensor(self.etp, torch.zeros(self.etp.local.shape, dtype=self.dtype))
+        return UncutState(self.etp, torch.zeros(self.etp.local.shape, dtype=self.dtype))
 
     def _takes(self, other: Any) -> bool:
         """Whether copy_() of it is possible. The model's memory is written by load_state_dict() only."""
         return (
-            type(other) is LogicalTensor
+            type(other) is UncutState
             and self._rows is not None
             and self.etp is other.etp
             and (self._rows.numel() == 0 or self._rows.data_ptr() != self.etp.address)
@@ -140,8 +146,8 @@ class LogicalTensor(torch.Tensor):
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
         return shard_at(self.etp, self.local, index.offset)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> LogicalTensor:
-        copied = LogicalTensor(self.etp, self.local.clone())
+    def __deepcopy__(self, memo: dict[int, Any]) -> UncutState:
+        copied = UncutState(self.etp, self.local.clone())
         memo[id(self)] = copied
         return copied
 
@@ -151,15 +157,15 @@ class LogicalTensor(torch.Tensor):
             return self.local.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
         raise InvalidArgumentError(
             f"{self.etp.name} is sharded and its state cannot be pickled: save the state_dict() within "
-            "etp.summon(model), or what .full() gives for each of these tensors"
+            "etp.summon(model), or what etp.whole() gives for each of these tensors"
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         begin, end = self.etp.rows
-        return f"LogicalTensor({self.etp.name!r}, {tuple(self.etp.shape)}, here rows {begin} to {end})"
+        return f"UncutState({self.etp.name!r}, {tuple(self.etp.shape)}, here rows {begin} to {end})"
 
 
-def _own_rows(tensor: LogicalTensor) -> torch.Tensor:
+def _own_rows(tensor: UncutState) -> torch.Tensor:
     """In memory that stays."""
     if tensor._rows is None and isinstance(tensor.etp, Weight):
         tensor.etp.require_rows()
@@ -167,24 +173,31 @@ def _own_rows(tensor: LogicalTensor) -> torch.Tensor:
 
 
 def _refuse(args: tuple[Any, ...], name: str) -> NoReturn:
-    found = next((each for each in args if type(each) is LogicalTensor), None)
+    found = next((each for each in args if type(each) is UncutState), None)
     what = "a sharded weight" if found is None else found.etp.name
     raise InvalidArgumentError(
-        f"{name}() of {what} in a state_dict(), of which this rank has some rows: use .full(), which is collective, or "
-        ".local"
+        f"{name}() of {what} in a state_dict(), of which this rank has some rows: use etp.whole(), which is "
+        "collective, or .local"
     )
 
 
 def rows_of(given: Any, weight: Held) -> Any:
-    """Of a whole tensor, or of the part that the tp_group gives this rank; another shape stays, for torch to tell."""
-    if type(given) is LogicalTensor:
-        return given.rows_for(weight) if given.shape == whole_shape(weight) else given.full()
+    """Return what a parameter is to copy of a value in a state_dict: sharded alike, or the part that the tp_group gives
+    this rank. Another shape stays, for torch to tell."""
+    if type(given) is UncutState:
+        if given.shape != whole_shape(weight):
+            return given.whole()
+        rows = given.rows_for(weight)
+        return rows if isinstance(weight, WholePart) else weight.rows_as_value(rows)
+    if is_sharded(given) and isinstance(weight, Weight) and weight.tp_cut is None:
+        return given
+    if isinstance(given, LogicalTensor):
+        given = given.whole()
     if hasattr(given, "full_tensor"):  # a DTensor
         given = given.full_tensor()
-    shape = getattr(given, "shape", None)
-    if shape == whole_shape(weight):
-        return cut_for(weight, given)
-    return weight.cut(given) if shape == weight.shape else given
+    if weight.tp_cut is not None and getattr(given, "shape", None) == whole_shape(weight):
+        return weight.tp_cut.part_of(given)
+    return given
 
 
 def cut_for(weight: Held, full: torch.Tensor) -> torch.Tensor:
@@ -194,26 +207,46 @@ def cut_for(weight: Held, full: torch.Tensor) -> torch.Tensor:
 
 def held_of(name: str, parameter: torch.Tensor) -> Held | None:
     """None: every rank has all of it."""
-    return parameter.etp if isinstance(parameter, ShardedParameter) else whole_part(name, parameter)
+    return parameter.etp if isinstance(parameter, LogicalParameter) else whole_part(name, parameter)
 
 
 def _sharded(module: torch.nn.Module, model: Model | None = None) -> dict[str, Weight]:
     return {
         name: parameter.etp
         for name, parameter in module._parameters.items()
-        if isinstance(parameter, ShardedParameter) and (model is None or parameter.etp.model is model)
+        if isinstance(parameter, LogicalParameter) and (model is None or parameter.etp.model is model)
     }
 
 
 def _save(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     for name, weight in _sharded(module).items():
         saved = state.get(prefix + name)
-        if saved is not None and saved is not weight.parameter:  # keep_vars=True
-            state[prefix + name] = LogicalTensor(weight, weight.local if weight.has_rows else None)
+        if saved is not None and saved is not weight.parameter and weight.tp_cut is not None:  # keep_vars=True
+            state[prefix + name] = UncutState(weight, weight.local if weight.has_rows else None)
+
+
+def watch_loading(root: torch.nn.Module, model: Model) -> list[RemovableHandle]:
+    """Make one update of a load_state_dict() of a whole model."""
+    began: list[bool] = []
+
+    def load(*_: Any) -> None:
+        if not model.updating:
+            began.append(True)
+            model.begin_update(model.weights)
+
+    def loaded(*_: Any) -> None:
+        if began:
+            began.clear()
+            model.end_update()
+
+    return [
+        root.register_load_state_dict_pre_hook(load),  # type: ignore[no-untyped-call]
+        root.register_load_state_dict_post_hook(loaded),  # type: ignore[no-untyped-call]
+    ]
 
 
 def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]:
-    """Of one module, and its parameters of that model. Loading it is an update. Twice is as good as once."""
+    """Watch one module, and its parameters of that model. Loading it is an update. Twice is as good as once."""
     began: list[bool] = []
 
     def load(module: Any, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
@@ -231,10 +264,7 @@ def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]
             began.append(True)
             model.begin_update(weights.values())
         for name, tensor in given.items():
-            weight = weights[name]
-            state[prefix + name] = rows = rows_of(tensor, weight)
-            if getattr(rows, "shape", None) == weight.local.shape:
-                weight.make_rows(publishes=not (type(tensor) is LogicalTensor and tensor.is_state_of(weight)))
+            state[prefix + name] = rows_of(tensor, weights[name])
 
     def loaded(*_: Any) -> None:
         if began:
@@ -251,7 +281,7 @@ def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]
 def _parts(module: torch.nn.Module) -> dict[str, WholePart]:
     found = {}
     for name, parameter in module._parameters.items():
-        if parameter is not None and not isinstance(parameter, ShardedParameter):
+        if parameter is not None and not isinstance(parameter, LogicalParameter):
             part = whole_part(name, parameter)
             if part is not None:
                 found[name] = part
@@ -262,7 +292,7 @@ def _save_parts(module: torch.nn.Module, state: dict[str, Any], prefix: str, met
     for name, part in _parts(module).items():
         saved = state.get(prefix + name)
         if saved is not None and saved is not module._parameters[name]:  # keep_vars=True
-            state[prefix + name] = LogicalTensor(part, saved)
+            state[prefix + name] = UncutState(part, saved)
 
 
 def _load_parts(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -278,7 +308,7 @@ def watch_parts(module: torch.nn.Module) -> None:
 
 
 def _tied(module: torch.nn.Module, name: str, parameter: Any) -> None:
-    if isinstance(parameter, ShardedParameter):
+    if isinstance(parameter, LogicalParameter):
         parameter.etp.model.watch_tied(module)
     elif hasattr(parameter, "etp_cut") and _save_parts not in module._state_dict_hooks.values():
         watch_parts(module)

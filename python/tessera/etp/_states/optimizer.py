@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
 
 from ..._errors import InvalidArgumentError
-from .._optim.optimizers import goes_with, numbered
+from .._optim.optimizers import numbered
+from ..tensor import LogicalTensor, is_sharded
 from .chunks import whole_shape
-from .logical import LogicalTensor, held_of, rows_of
+from .logical import UncutState, held_of, rows_of
+from .parts import WholePart
 
 State = dict[str, Any]
 
@@ -50,11 +51,16 @@ def load_optimizer_state_dict(optimizer: torch.optim.Optimizer, state: State) ->
 
 
 def _logical(value: Any, parameter: torch.Tensor, full: bool) -> Any:
+    """Return a state as it is saved: uncut by tensor parallelism, or whole."""
     held = held_of("a parameter", parameter)
-    if held is None or not goes_with(value, held.local.shape):
-        return value
-    made = LogicalTensor(held, value.as_subclass(torch.Tensor))
-    return made.full() if full else made
+    if held is not None and held.tp_cut is not None:
+        rows = value.rows if is_sharded(value) else value
+        if isinstance(rows, torch.Tensor) and rows.dim() > 0 and rows.numel() == held.local.numel():
+            value = UncutState(held, rows.view(held.local.shape))
+    if full and isinstance(value, UncutState | LogicalTensor):
+        with torch.no_grad():
+            return value.whole().clone() if isinstance(value, LogicalTensor) else value.whole()
+    return value
 
 
 def _rows(value: Any, parameter: torch.Tensor | None, what: str) -> Any:
@@ -62,14 +68,20 @@ def _rows(value: Any, parameter: torch.Tensor | None, what: str) -> Any:
         return value  # a step count
     weight = None if parameter is None else held_of("a parameter", parameter)
     if weight is None:
-        return value.full() if type(value) is LogicalTensor else value
+        return value.whole() if isinstance(value, UncutState | LogicalTensor) else value
     if value.shape not in (weight.shape, whole_shape(weight)):
         raise InvalidArgumentError(
-            f"{what} of {weight.name} is {tuple(value.shape)}, and the weight {tuple(whole_shape(weight))}: "
-            "load_optimizer_state_dict() takes what optimizer_state_dict() gave; optimizer.load_state_dict() what "
-            "optimizer.state_dict() gave on the same rank"
+            f"{what} of {weight.name} is {tuple(value.shape)}, and the weight {tuple(whole_shape(weight))}: load what "
+            "optimizer.state_dict() or etp.optimizer_state_dict() gave, or whole tensors"
         )
-    return rows_of(value, weight).clone()
+    found = rows_of(value, weight)
+    if isinstance(weight, WholePart):
+        return found.clone()
+    if is_sharded(found) and found.rows is not None and weight.store.spec.is_like(found.spec):
+        return weight.rows_as_value(found.rows.clone())
+    if isinstance(found, LogicalTensor):
+        found = found.whole()
+    return weight.rows_as_value(weight.cut(found).clone())
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
@@ -78,9 +90,8 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
         return
     gradients = [parameter.grad for parameter in trained]
     rates = [group["lr"] for group in optimizer.param_groups]
-    with DisableTorchFunctionSubclass():
-        for parameter in trained:
-            parameter.grad = torch.zeros(parameter.shape, dtype=parameter.dtype)
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter, requires_grad=False)
     for group in optimizer.param_groups:
         group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
     try:

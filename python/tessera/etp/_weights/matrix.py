@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
 from torch._C import _from_dlpack as from_dlpack  # of a capsule
 
 from ... import _core
-from .._autograd.generic import expects_backward as will_return
 from .._group import Group
 
 
@@ -18,8 +18,6 @@ class Listed(Protocol):
 
     name: str
     numbers: Sequence[int]  # the runtime's: one, or each expert's
-
-    def require_in_place(self) -> None: ...
 
 
 class Model(Protocol):
@@ -43,7 +41,10 @@ class Model(Protocol):
     @property
     def weights(self) -> Sequence[Listed]: ...
     def in_forward(self) -> bool: ...
+    def in_backward(self) -> bool: ...
     def phase(self) -> str: ...
+    def reading_phase(self) -> str: ...
+    def writing(self, weights: Sequence[Listed]) -> AbstractContextManager[None]: ...
     def enter_backward(self) -> None: ...
     def watch_tied(self, module: torch.nn.Module) -> None: ...
     def begin_update(self, weights: Iterable[Listed]) -> None: ...
@@ -101,16 +102,6 @@ class Matrix:
         first = batch == 0 and phase == "fwd"
         capsule, found = model.runtime.acquire(self.number, phase, batch, expects_backward, first, version)
         return from_dlpack(capsule), found
-
-    def whole(self, expects_backward: bool) -> tuple[torch.Tensor, int]:
-        """In the logical shape and the parameter's dtype, for a forward."""
-        phase = self.model.phase()
-        full, version = self.gather(phase, expects_backward and will_return(phase))
-        return self.own(full).to(self.dtype).view(self.shape), version
-
-    def own(self, full: torch.Tensor) -> torch.Tensor:
-        """Of what has been gathered: for operations that may write it."""
-        return full.clone() if self.model.runtime.is_mapped(self.number) else full
 
     # --- gradients
 

@@ -14,13 +14,15 @@ from ... import _core
 from ..._errors import InvalidArgumentError
 from ..._tensors.location import Location, refusal
 from ..._tensors.torch import torch_location
+from ..tensor import LogicalTensor
 from .weight import Weight
 
 
 class Tensor(Protocol):
     """One that stands for a sharded weight."""
 
-    etp: Weight
+    @property
+    def etp(self) -> Weight: ...
 
 
 T = TypeVar("T", bound=Tensor)
@@ -82,6 +84,10 @@ class RowsSource(Generic[T]):
         return found
 
 
+def _source_of(tensor: LogicalTensor, name: str) -> RowsSource[LogicalTensor]:
+    return RowsSource(name, tensor, LogicalTensor._rows_in_memory)
+
+
 def _cut(name: str, weight: Weight) -> tuple[int, tuple[int, ...], list[int]]:
     """The dim of the logical tensor that is cut, this rank's sizes, and the bounds of all ranks."""
     rows, bounds = weight.matrix[0], weight.bounds
@@ -98,3 +104,6 @@ def _cut(name: str, weight: Weight) -> tuple[int, tuple[int, ...], list[int]]:
     bounds = [bound // inner for bound in bounds]
     begin, end = itertools.islice(bounds, weight.group.rank, weight.group.rank + 2)
     return dim, (*weight.shape[:dim], end - begin, *weight.shape[dim + 1 :]), bounds
+
+
+LogicalTensor.__tessera_source__ = _source_of

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch._C import _from_dlpack as from_dlpack  # of a capsule
 
-from .._autograd.generic import Call
+from .._autograd.generic import refuse_transforms, refuse_twice
 from .matrix import Matrix, Model
 from .weight import UNKNOWN, Weight, dtype_name
 
 _SELECTS = (torch.select, torch.Tensor.select)
 _UNBINDS = (torch.unbind, torch.Tensor.unbind)
+PARTS = frozenset((torch.Tensor.__getitem__, *_SELECTS, *_UNBINDS))  # operations that may take some experts only
 
 
 class Stack(Weight):
@@ -98,20 +99,6 @@ class Stack(Weight):
         capsules, found = model.runtime.acquire_experts(self.numbers, phase, batch, expects_backward, first, versions)
         return from_dlpack(capsules[0]), found[0]
 
-    def part(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not args or args[0] is not self.parameter:
-            return None
-        if func in _UNBINDS and _arguments(("dim",), args, kwargs).get("dim", 0) in (0, -3):
-            return tuple([self._use(expert) for expert in self.experts])
-        index, rest = _expert_of(func, args, kwargs)
-        if index is None or not -len(self.experts) <= index < len(self.experts):  # of which torch tells
-            return None
-        expert = self._use(self.experts[index])
-        return expert[rest] if rest else expert
-
-    def _use(self, expert: Expert) -> Any:
-        return Call().use(expert, self.parameter.requires_grad)
-
     # --- gradients
 
     def send(self, gradient: torch.Tensor) -> None:
@@ -186,8 +173,53 @@ class Expert(Matrix):
     def anchor(self) -> torch.Tensor:
         return self.stack.anchor()
 
-    def stand(self) -> torch.Tensor:
-        return self.stack.stand()[self.index]
+    def pull(self, product: bool) -> torch.Tensor:
+        """Return the expert's matrix, to be read, as Weight.pull() does."""
+        stack, model = self.stack, self.model
+        if model.updating or not stack.travels_as(product):
+            return stack.pull(product)[self.index]
+        phase = model.reading_phase()
+        full, _ = self.gather(phase, phase == "fwd" and not (model.inline or stack.frozen))
+        return full.to(self.dtype).view(self.shape)
+
+
+class _Use(torch.autograd.Function):
+    """One expert of a stack, as a view of the parameter, whose gradient goes to the owners of its rows alone."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, expert: Expert) -> torch.Tensor:
+        ctx.expert = expert
+        return expert.stack.parameter.detach().select(0, expert.index)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        expert: Expert = ctx.expert
+        refuse_twice(expert)
+        expert.model.enter_backward()
+        if expert.wanted():
+            with torch.no_grad():
+                expert.give(gradient.to_dense() if gradient.layout is not torch.strided else gradient)
+        return None, None
+
+
+def expert_uses(stack: Stack, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what an operation gives that takes some experts of a stack, and nothing else, for their gradients; None:
+    it is another operation, or no graph is recorded. Called where torch sees no subclasses."""
+    if stack.model.inline or not torch.is_grad_enabled() or not stack.parameter.requires_grad:
+        return None
+    if func in _UNBINDS and _arguments(("dim",), args, kwargs).get("dim", 0) in (0, -3):
+        return tuple([_use(stack, expert) for expert in stack.experts])
+    index, rest = _expert_of(func, args, kwargs)
+    if index is None or not -len(stack.experts) <= index < len(stack.experts):  # torch tells of it
+        return None
+    expert = _use(stack, stack.experts[index])
+    return expert[rest] if rest else expert
+
+
+def _use(stack: Stack, expert: Expert) -> torch.Tensor:
+    refuse_transforms(stack.name)
+    used: torch.Tensor = _Use.apply(stack.anchor(), expert)  # type: ignore[no-untyped-call]
+    return used
 
 
 def _name(stack: Stack, index: int) -> str:

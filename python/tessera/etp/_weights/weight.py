@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
@@ -15,17 +16,24 @@ from torch.utils.hooks import RemovableHandle
 from ..._core import Layout, Mesh, QuantizedCopy, RaggedShard, Replicate
 from ..._errors import InternalError, InvalidArgumentError
 from .._autograd.anchors import TOLD_OF_INPUTS, is_reached, led_to
-from .._autograd.inline import Stand
-from .._optim.norms import Parallel, plain, typed
+from .._autograd.generic import refuse_twice
+from .._autograd.inline import Reduce
+from .._optim.norms import Parallel
 from .._states.chunks import Cut
+from ..store import Spec, Store, agree, digest_of, refuse_difference
+from ..tensor import LogicalTensor, is_sharded
 from .main_grad import Lent, main_grad_of
 from .matrix import Matrix, Model
+from .placeholder import Placeholder
 from .post_hooks import PostHooks
-from .rows import gather_rows, spread_rows
+from .rows import gather_rows
 
-# Attributes that belong to one object: the package's own, and memory of one shape.
+# Attributes that belong to one object: the package's own (those of LogicalTensor, too), and memory of one shape.
 _OF_ONE = frozenset(
     (
+        "_outline",
+        "_saved",
+        "chain",
         "etp",
         "etp_made",
         "etp_part",
@@ -33,7 +41,10 @@ _OF_ONE = frozenset(
         "grad_added_to_main_grad",
         "main_grad",
         "register_post_accumulate_grad_hook",
+        "rows",
         "sharded_as",
+        "spec",
+        "store",
     )
 )
 UNKNOWN = (-1, False)  # where the runtime adds: it is told again
@@ -86,9 +97,9 @@ class Weight(Matrix):
         compute: The dtype of the gathered weight.
     """
 
-    # What a user sees, and what that is within an update: parameter.py, which imports this module, sets them.
-    parameter_classes: ClassVar[tuple[Any, Any]]
-    tensor_hooks: Any = None  # the parameter's _backward_hooks, where autograd is not to call them
+    # Makes the parameter that a user sees: parameter.py, which imports this module, sets it.
+    parameter_of: ClassVar[Callable[[Weight, bool], Any]]
+    tensor_hooks: Any = None  # of register_hook(), which autograd does not call
 
     def __init__(
         self,
@@ -121,21 +132,76 @@ class Weight(Matrix):
         self.local = rows = self._room()
         with torch.no_grad():
             rows.copy_(self.cut(full))
-        self.parameter: torch.nn.Parameter = self.parameter_classes[0](rows, self, full.requires_grad)
-        self.parameter._backward_hooks = full._backward_hooks
+        self.store = self._store()
+        self.gradient: LogicalTensor | None = None  # .grad of a deferred weight
+        self.tensor_hooks = full._backward_hooks
+        self.parameter: Any = Weight.parameter_of(self, full.requires_grad)
         keep_part(full, self.parameter)
         full.sharded_as = name  # type: ignore[attr-defined]  # for optimisers that hold it still
         if model.inline:
-            self._follow_autograd()
+            self.parameter._post_accumulate_grad_hooks = self.hooks.entries
+            self.hooks = PostHooks()
         self.address = rows.data_ptr()
         # Of the round in flight: where folds add, and whether that is what .grad is or becomes.
         self._memory: torch.Tensor | None = None
+        self._announced: int | None = None  # the micro-batch in which a use by the dispatcher has announced a gradient
         self._direct = True
         # An address, and whether a fold has yet to write there, as the runtime knows it.
         self._registered = (0, False)
         self.lent = Lent()
         self._unreduced: list[torch.Tensor] = []  # rows of inline reductions that have failed
-        self._stand: torch.Tensor | None = None
+        self._row_parameter: torch.nn.Parameter | None = None
+
+    def _store(self) -> Store:
+        """Return the rows as those of a logical tensor, in the whole's dims where they are slices of one."""
+        lead = len(self.lead)
+        sliced = self.shape[lead] == self.matrix[0]
+        spec = Spec(self.group, self.shape, lead if sliced else None, self.matrix[0], self.shard_rows)
+        rows = self.local
+        if sliced:
+            rows = rows.view(*self.lead, rows.shape[lead], *self.shape[lead + 1 :])
+        kept = None if self.planes_only else rows
+        return Store(self.model, spec, kept, self.dtype, name=self.name, kept=True, weight=self, held=self)
+
+    @property
+    def row_parameter(self) -> torch.nn.Parameter:
+        """This rank's rows as a plain parameter, for the time of an elementwise optimiser's step."""
+        if self._row_parameter is None:
+            assert self.store.rows is not None
+            self._row_parameter = torch.nn.Parameter(self.store.rows, requires_grad=True)
+        return self._row_parameter
+
+    def asks_nobody(self) -> bool:
+        """Tell whether its values can be pulled."""
+        return not self.model.updating and self.travels_as(False)
+
+    def pull(self, product: bool) -> torch.Tensor:
+        """Return the whole weight, to be read, in its own dtype. A weight with a format has its master's values, except
+        as a factor of a product, which takes what the format makes of them; and within an update ranks read what their
+        rows are now: both are collective."""
+        model = self.model
+        if model.updating or not self.travels_as(product):
+            return self.part_from(self.values())
+        phase = model.reading_phase()
+        expects = phase == "fwd" and not (model.inline or self.frozen) and self._announced != model.micro_batch
+        if expects:
+            self._announced = model.micro_batch
+        full, _ = self.gather(phase, expects)
+        return full.to(self.dtype).view(self.shape)
+
+    def travels_as(self, product: bool) -> bool:
+        """Tell whether what travels has the values that are read: those of the master, or as a factor of a product."""
+        return product or self.in_place or (self.planes_only and self.compute is self.dtype)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether what travels is the master."""
+        return not self.format or (dtype_name(self.dtype) == self.format.lower() and self.compute is self.dtype)
+
+    def rows_to_write(self) -> torch.Tensor:
+        """Return the rows, within an update."""
+        self.make_rows()
+        return self.local if self.store.rows is None else self.store.rows
 
     def _room(self) -> torch.Tensor:
         """Memory of this rank's rows, which peers read unless the weight is native."""
@@ -247,11 +313,6 @@ class Weight(Matrix):
         """What the graph of a use has in its place."""
         return self.model.anchor if TOLD_OF_INPUTS else led_to(self.model, (self.parameter,))
 
-    def part(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operation gives that takes some experts of a stack, and nothing else; None: it needs all of the
-        weight."""
-        return None
-
     def prepare(self) -> None:
         if self._memory is None:
             with DisableTorchFunctionSubclass():
@@ -267,58 +328,97 @@ class Weight(Matrix):
         self.model.enter_backward()
         self.produce(buffer)
 
-    # --- inline
+    # --- gradients that arrive at the parameter
 
-    def _follow_autograd(self) -> None:
-        """Autograd accumulates, and drops the type of what it accumulates: it gets it before other hooks."""
-        entries = self.hooks.entries
+    def arrive(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Take the whole gradient that autograd has for the parameter. Returns what autograd is to accumulate."""
+        if self.model.inline:
+            reduced: torch.Tensor = Reduce.apply(gradient, self)  # type: ignore[no-untyped-call]
+            for hook in list((self.tensor_hooks or {}).values()):
+                replaced = hook(reduced)
+                reduced = reduced if replaced is None else replaced
+            return reduced
+        refuse_twice(self)
+        self.model.enter_backward()
+        if self.model.wanted is None or self.number in self.model.wanted:
+            with torch.no_grad():
+                self.give(_dense(gradient))
+        return Placeholder.like(self.parameter)
 
-        def give_type(parameter: torch.Tensor) -> None:
-            if parameter.grad is not None:
-                parameter.grad = typed(plain(parameter.grad), self)
+    def register_tensor_hook(self, hook: Callable[[torch.Tensor], Any]) -> RemovableHandle:
+        if self.tensor_hooks is None:
+            self.tensor_hooks = OrderedDict()
+        handle = RemovableHandle(self.tensor_hooks)
+        self.tensor_hooks[handle.id] = hook
+        return handle
 
-        handle = RemovableHandle(entries)
-        others = list(entries.items())
-        entries.clear()  # autograd calls them in the order of insertion, whatever OrderedDict says
-        entries[handle.id] = give_type
-        entries.update(others)
-        self.parameter._post_accumulate_grad_hooks = entries
-        self.hooks = PostHooks()
+    def as_gradient(self, value: torch.Tensor) -> LogicalTensor:
+        """Return what .grad becomes by an assignment. A whole plain tensor is compared over the ranks."""
+        if value.dtype is not self.dtype or value.shape != self.shape:
+            raise RuntimeError(
+                f"assigned grad of sharded parameter {self.name} is {value.dtype} of {tuple(value.shape)}, and the "
+                f"parameter {self.dtype} of {tuple(self.shape)}: give a tensor like it, or etp.from_local(rows, like=p)"
+            )
+        if is_sharded(value) and value.rows is not None and self.store.spec.is_like(value.spec):
+            if not value.chain and value.store.weight is None:
+                value.store.kept, value.store.held = True, self
+                value.store.name = value.store.name or f"the gradient of {self.name}"
+                return value
+            return self.gradient_of(value.rows.detach().clone(), value.store.stamp)
+        what = f".grad = of sharded parameter {self.name}"
+        with torch.no_grad():
+            whole = _dense(value).detach()
+            if not agree(self.store, what, digest_of([whole])):
+                raise refuse_difference(what)
+            return self.gradient_of(self.store.spec.cut(whole).clone(memory_format=torch.contiguous_format))
+
+    def gradient_of(self, rows: torch.Tensor, stamp: int = 0) -> LogicalTensor:
+        """Return a gradient that has these rows."""
+        spec = self.store.spec
+        if spec.dim is not None:
+            rows = rows.view(*self.lead, rows.shape[len(self.lead)], *self.shape[len(self.lead) + 1 :])
+        name = f"the gradient of {self.name}"
+        return LogicalTensor.of(Store(self.model, spec, rows, rows.dtype, stamp=stamp, name=name, kept=True, held=self))
+
+    def rows_as_value(self, rows: torch.Tensor) -> LogicalTensor:
+        """Return a tensor, not kept, that has these rows."""
+        spec = self.store.spec
+        if spec.dim is not None:
+            rows = rows.reshape(*self.lead, rows.shape[len(self.lead)], *self.shape[len(self.lead) + 1 :])
+        return LogicalTensor.of(Store(self.model, spec, rows, rows.dtype, name=self.name, held=self))
+
+    def state_of(self, key: str, rows: torch.Tensor) -> LogicalTensor:
+        """Return an optimiser's state that has these rows."""
+        spec = self.store.spec
+        name = f"the state {key!r} of {self.name}"
+        store = Store(self.model, spec, rows, rows.dtype, name=name, kept=True, held=self)
+        store.saved = True
+        return LogicalTensor.of(store)
 
     @property
     def scale(self) -> float:
         return self.model.scale
 
-    def stand(self) -> torch.Tensor:
-        """Autograd's way to the parameter; one until the end of the next backward."""
-        if self._stand is None:
-            self._stand = Stand.apply(self.parameter, self)  # type: ignore[no-untyped-call]
-        return self._stand
-
-    def reduce(self, gradient: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of the scaled sum of all ranks' gradients, in the parameter's dtype. Collective."""
+    def reduce(self, gradient: torch.Tensor) -> LogicalTensor:
+        """Return the scaled sum of all ranks' gradients, in the parameter's dtype. Collective."""
         model = self.model
         model.enter_backward()
         model.core.exchange(f"the gradient of {self.name}", b"")  # that ranks differ is an error with both names
         rows = torch.zeros(self.local.shape, dtype=torch.float32 if self.dtype == torch.float16 else self.dtype)
         self._point_at(rows)
         try:
-            self.send(gradient)
+            self.send(_dense(gradient))
             model.runtime.drain()
         except BaseException:
             # The runtime may still add to these rows, and then refuses to forget them: that must not hide the cause.
             self._unreduced.append(rows)
             raise
         self._point_at(None)
-        return rows.to(self.dtype)
+        return self.gradient_of(rows.to(self.dtype))
 
     def part_from(self, rows: torch.Tensor) -> torch.Tensor:
         """All ranks' rows, in the logical shape; the tp_group's part. Collective."""
         return gather_rows(self.group.core, self, rows).view(self.shape)
-
-    def spread(self, rows: torch.Tensor) -> torch.Tensor:
-        """All ranks' rows, in the logical shape, added over replicas. Collective."""
-        return spread_rows(self.model.core, self.model.replicas, self, rows).view(self.shape)
 
     # --- without a master
 
@@ -348,14 +448,11 @@ class Weight(Matrix):
 
     def _put_rows(self, rows: torch.Tensor, kept: bool) -> None:
         self.local, self.address, self.has_rows = rows, rows.data_ptr(), kept
-        self.show_rows(self.model.updating)
-        with DisableTorchFunctionSubclass():
-            self.parameter.data = rows
 
     def require_rows(self) -> None:
         if not self.has_rows:
             raise InvalidArgumentError(
-                f"{self.name} is kept as {self.format} only, and no rows of it are in memory: etp.logical(p) and "
+                f"{self.name} is kept as {self.format} only, and no rows of it are in memory: etp.whole(p) and "
                 "state_dict() give the values that uses of it see, load_state_dict() new ones; masters='all' keeps the "
                 "rows"
             )
@@ -377,11 +474,11 @@ class Weight(Matrix):
             self._memory = main_grad_of(parameter, self.name, self.local.shape)
             self._point_at(self._memory)
             return
-        grad = _grad_of(parameter)
-        direct = not parameter._backward_hooks and self.dtype is not torch.float16
-        if direct and grad is not None and grad.is_contiguous():
-            self._memory, self._direct = grad, True
-            self._point_at(grad)
+        grad = self.gradient
+        direct = not self.tensor_hooks and self.dtype is not torch.float16
+        if direct and grad is not None and grad.rows is not None and grad.rows.is_contiguous():
+            self._memory, self._direct = grad.rows.view(self.local.shape), True
+            self._point_at(self._memory)
             return
         self._direct = direct and grad is None
         rows = self.local
@@ -395,7 +492,7 @@ class Weight(Matrix):
         as after_drain()."""
         if self._memory is not None or self.frozen or self.model.inline:
             return
-        if self.fuses or _grad_of(self.parameter) is not None:
+        if self.fuses or self.gradient is not None:
             self.register()
         else:
             self._point_at(None)
@@ -417,8 +514,10 @@ class Weight(Matrix):
     def after_drain(self, added: set[int]) -> None:
         """Makes .grad of what has been added."""
         memory, self._memory = self._memory, None
-        self._stand = None
+        self._announced = None
         self.lent.clear()
+        if not self.model.inline:
+            _put_grad(self.parameter, None)  # autograd's placeholder
         if self.together is not None:
             self.together.clear()
         if not self.is_among(added):
@@ -426,27 +525,29 @@ class Weight(Matrix):
         self._registered = (self._registered[0], False)
         parameter = self.parameter
         if self.fuses:
-            parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+            parameter.grad_added_to_main_grad = True
             return
         if memory is None:  # only other ranks had a gradient
             memory = self._from_runtime(added)
-            self._direct = _grad_of(parameter) is None and not parameter._backward_hooks
+            self._direct = self.gradient is None and not self.tensor_hooks
         if self._direct:
-            if _grad_of(parameter) is None:
-                _put_grad(parameter, typed(memory if memory.dtype is self.dtype else memory.to(self.dtype), self))
+            if self.gradient is None:
+                self.gradient = self.gradient_of(memory.to(self.dtype))
             return
-        gradient = memory.to(self.dtype)
-        for hook in list((parameter._backward_hooks or {}).values()):
+        gradient: Any = self.gradient_of(memory.to(self.dtype))
+        for hook in list((self.tensor_hooks or {}).values()):
             replaced = hook(gradient)
-            gradient = gradient if replaced is None else replaced
-        if parameter.grad is None:
-            parameter.grad = typed(gradient, self)
+            gradient = gradient if replaced is None else self.as_gradient(replaced)
+        if self.gradient is None:
+            self.gradient = gradient
         else:
-            parameter.grad.add_(gradient)
+            self.gradient.add_(gradient)
 
     def discard(self) -> None:
         """What is accumulated is worth nothing. Some of it may have been added where the next gradient will lie."""
-        self.parameter.grad = None
+        self.gradient = None
+        if self.model.inline:
+            _put_grad(self.parameter, None)
         self._registered = UNKNOWN
         if self.fuses:
             main_grad_of(self.parameter, self.name, self.local.shape).zero_()
@@ -472,30 +573,9 @@ class Weight(Matrix):
                 self.model.runtime.set_frozen(number, frozen)
             self.frozen = frozen
 
-    def show_rows(self, updating: bool) -> None:
-        """Within an update the parameter is its rows."""
-        self.parameter.__class__ = self.parameter_classes[updating and self.has_rows]
-        if self.together is not None:
-            self.together.clear()
 
-    def require_same_memory(self, given: torch.Tensor) -> None:
-        """Throws if .data may not become that."""
-        with DisableTorchFunctionSubclass():
-            if given.dtype != self.dtype or given.device != self.local.device:
-                raise InvalidArgumentError(
-                    f"{self.name} is sharded and cannot become {given.dtype} on {given.device}: convert the model "
-                    "before shard_module_(), or after unshard_()"
-                )
-            if given.data_ptr() != self.address:
-                self._refuse_memory()
-
-    def require_in_place(self) -> None:
-        """Throws if the parameter's memory is not the shard any more. Called where torch sees no subclasses."""
-        if self.parameter.data_ptr() != self.address:
-            self._refuse_memory()
-
-    def _refuse_memory(self) -> NoReturn:
-        raise InvalidArgumentError(
-            f"{self.name}: the parameter's memory has been replaced, and other ranks read the old one: write into it "
-            "(copy_()) instead of assigning .data, and change dtypes before shard_module_()"
-        )
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a whole, dense gradient."""
+    if isinstance(gradient, LogicalTensor):
+        gradient = gradient.whole()
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()

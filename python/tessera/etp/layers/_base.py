@@ -19,7 +19,7 @@ from .._states.logical import watch_parts, watch_ties
 from .._views import update
 from .._weights.main_grad import main_grad_of
 from .._weights.matrix import Model
-from .._weights.parameter import ShardedParameter
+from .._weights.parameter import LogicalParameter
 from .._weights.weight import Weight, can_shard
 from ._runtime import LayersModel, Policy
 from ._tensor_parallel import TensorParallel
@@ -187,13 +187,13 @@ class Layer(Constructed):
         """Also of an assignment, which ties layers."""
         declared = self.__dict__.get("_declared", {}).get(name)
         if declared is not None and isinstance(param, torch.nn.Parameter):
-            given = param.etp.shape if isinstance(param, ShardedParameter) else param.shape
+            given = param.shape
             if given != self._shape_of(name, declared):
                 raise InvalidArgumentError(
                     f"{self.name}.{name} is {self._shape_of(name, declared)}, and what is put in its place "
                     f"{tuple(given)}: a tied weight needs that shape, after tensor parallelism has cut it"
                 )
-            if self._shards and declared.sharded and not isinstance(param, ShardedParameter) and not param.is_meta:
+            if self._shards and declared.sharded and not isinstance(param, LogicalParameter) and not param.is_meta:
                 raise InvalidArgumentError(
                     f"{self.name}.{name} is sharded, and a whole tensor is put in its place, whose gradients nobody "
                     "would add over the ranks: give the other module this layer's weight, or write rows within "
@@ -288,7 +288,7 @@ class Layer(Constructed):
     def _rewrite(self, name: str, declared: Declared, full: torch.nn.Parameter) -> None:
         old = self._parameters[name]
         assert old is not None
-        if isinstance(old, ShardedParameter):
+        if isinstance(old, LogicalParameter):
             begin, end = old.etp.rows
             old.etp.make_rows()
             old.etp.local.copy_(full[begin:end])
@@ -332,7 +332,7 @@ class Layer(Constructed):
 
     def _weights_named(self, names: Any) -> list[Weight]:
         found = [self._parameters[name] for name in names]
-        return [each.etp for each in found if isinstance(each, ShardedParameter)]
+        return [each.etp for each in found if isinstance(each, LogicalParameter)]
 
     # --- forward
 
@@ -350,7 +350,7 @@ class Layer(Constructed):
     def _product(self, x: torch.Tensor, name: str, bias: torch.Tensor | None) -> torch.Tensor:
         """x @ W.T + bias."""
         parameter = self._parameters[name]
-        if isinstance(parameter, ShardedParameter):
+        if isinstance(parameter, LogicalParameter):
             return apply_linear(x, parameter, bias, False)
         assert parameter is not None
         return torch.nn.functional.linear(x, parameter, bias)

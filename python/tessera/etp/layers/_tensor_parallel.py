@@ -13,9 +13,10 @@ import torch.distributed
 from ..._arguments import flag
 from ..._errors import InvalidArgumentError, MismatchError
 from .._group import Group
-from .._optim.norms import ShardedGradient, of_part
+from .._optim.norms import PartGradient, of_part
 from .._states.chunks import Cut
-from .._weights.parameter import ShardedParameter
+from .._weights.parameter import LogicalParameter
+from ..tensor import LogicalTensor
 
 _Step = Callable[[torch.Tensor, Any], torch.Tensor]
 
@@ -157,13 +158,13 @@ class TensorParallel:
         if cut is not None:
             parameter.etp_parallel = self  # type: ignore[attr-defined]
             parameter.etp_cut = cut  # type: ignore[attr-defined]
-            if not isinstance(parameter, ShardedParameter):
+            if not isinstance(parameter, LogicalParameter):
                 parameter.register_post_accumulate_grad_hook(self._give_type)  # type: ignore[no-untyped-call]
 
     def _give_type(self, parameter: torch.Tensor) -> None:
         """To what autograd has accumulated."""
         gradient = parameter.grad
-        if gradient is not None and type(gradient) is not ShardedGradient:
+        if gradient is not None and not isinstance(gradient, (PartGradient, LogicalTensor)):
             parameter.grad = of_part(gradient, self)
 
     def of_all_ranks(self, value: float) -> list[float]:

@@ -10,7 +10,7 @@ from ..._arguments import choice, whole
 from ..._errors import InvalidArgumentError
 from .._autograd.modules import apply_embedding
 from .._compile import left_out
-from .._weights.parameter import ShardedParameter
+from .._weights.parameter import LogicalParameter
 from ._base import Declared, Init, Layer, Options, initialiser
 from ._tensor_parallel import TensorParallel
 
@@ -86,7 +86,7 @@ class Embedding(Layer):
     def _rows_of(self, indices: torch.Tensor, padding: int | None) -> torch.Tensor:
         """Of this rank's part of the vocabulary."""
         parameter = self._parameters["weight"]
-        if isinstance(parameter, ShardedParameter):
+        if isinstance(parameter, LogicalParameter):
             return apply_embedding(indices, parameter, padding, False)
         assert parameter is not None
         return torch.nn.functional.embedding(indices, parameter, padding)

@@ -82,7 +82,7 @@ def train(rank: Rank, format: str, mode: str, asks: bool, options: dict[str, Any
             batch.send(timeout=WAIT)
             batch.wait_peers(version=version, timeout=WAIT)
             grown.append([now - then for now, then in zip(counters(), before, strict=True)])
-            weights.append({name: etp.logical(each).detach().clone() for name, each in model.named_parameters()})
+            weights.append({name: etp.whole(each).detach().clone() for name, each in model.named_parameters()})
             optimizer.zero_grad()
             forward().backward()
             if version == 1:

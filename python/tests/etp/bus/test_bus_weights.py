@@ -94,7 +94,7 @@ def train(rank: Rank, replicas: int, mode: str) -> dict[str, Any]:
             back.commit() if mode == "staged" else back.recv(timeout=WAIT)
         stats = back.stats
         assert stats.bytes_moved == stats.bytes_lower_bound
-    weights = {name: etp.logical(parameter).detach() for name, parameter in model.named_parameters()}
+    weights = {name: etp.whole(parameter).detach() for name, parameter in model.named_parameters()}
     with torch.no_grad():
         out = model(torch.arange(12).view(2, 6)).item()
     torch.distributed.barrier()  # forwards are not collective: others may still read this rank's rows

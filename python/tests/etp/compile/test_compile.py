@@ -145,7 +145,7 @@ def _layers(rank: int) -> list[bytes]:
                 loss_of(called, 2 * number + rank).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            found.append(b"".join(as_bytes(etp.logical(each)) for each in model.parameters()))
+            found.append(b"".join(as_bytes(etp.whole(each)) for each in model.parameters()))
     return found
 
 
@@ -168,7 +168,7 @@ def _in_ddp(rank: int) -> list[bytes]:
                 loss_of(called, 2 * number + rank).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            found.append(b"".join(as_bytes(etp.logical(each)) for each in model.parameters()))
+            found.append(b"".join(as_bytes(etp.whole(each)) for each in model.parameters()))
             etp.unshard_(model)
             assert not model._ddp_params_and_buffers_to_ignore
     return found
@@ -238,4 +238,4 @@ def test_gradients_are_those_of_plain_torch_with_the_same_breaks() -> None:
         loss_of(torch.compile(each, backend="aot_eager"), 0).backward()
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert theirs.grad is not None
-        assert torch.equal(etp.logical(ours.grad), theirs.grad)
+        assert torch.equal(etp.whole(ours.grad), theirs.grad)

@@ -56,7 +56,7 @@ def _sharded(
             seen = _trained(model, called, lambda step: [2 * step, 2 * step + 1], 0.5)
         else:
             seen = _trained(model, called, lambda step: [size * step + rank], 1)
-        return seen, [etp.logical(each).detach().clone() for each in model.parameters()]
+        return seen, [etp.whole(each).detach().clone() for each in model.parameters()]
 
 
 @pytest.fixture(scope="module")

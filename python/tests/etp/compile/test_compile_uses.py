@@ -1,5 +1,5 @@
-"""Compiled functions see of sharded parameters what they see without the compiler: the whole in a forward, else mostly
-this rank's rows. One compiled function is used in both places."""
+"""Compiled functions see of sharded parameters what they see without the compiler, and what plain torch gives: the
+whole, in a forward and outside of it. One compiled function is used in both places."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from etp_models import built
 from tessera import etp
 from torch_ranks import launch
 
+OWN = ("its type", "what ETP knows")  # which plain torch has not
 COMPILES_SPLIT = hasattr(torch._dynamo.config, "nontraceable_tensor_subclasses")  # p.split(): torch 2.6 does not
 
 
@@ -43,14 +44,15 @@ def _differences(rank: int) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     torch.set_printoptions(precision=8)
     with etp.init_group(timeout=60) as group:
-        model = etp.shard_module_(built(Given), group, min_elements=256)
+        model, plain = etp.shard_module_(built(Given), group, min_elements=256), built(Given)
         for name, use in USES.items():
             torch._dynamo.reset()
             compiled = torch.compile(use, backend="eager")
             found[name] = []
             for place in [(inside, graph) for _ in range(2) for graph in (True, False) for inside in (False, True)]:
                 expected, got = _seen(model, use, *place), _seen(model, compiled, *place)
-                found[name] += [(*place, expected, got)] if got != expected else []
+                wanted = expected if name in OWN else _seen(plain, use, *place)
+                found[name] += [(*place, wanted, expected, got)] if {expected, got} != {wanted} else []
     return found
 
 

@@ -39,7 +39,7 @@ OF_LAYERS = {name: functools.partial(_inline, each) for name, each in ALL.items(
 
 
 def gradients_as_values(run: Run) -> Any:
-    """torch.autograd.grad(), whose results are this rank's rows."""
+    """torch.autograd.grad(), whose results are logical."""
     run = dataclasses.replace(run, mode="inline")
     found: list[Any] = []
     for kind, loss in MODELS:
@@ -50,13 +50,12 @@ def gradients_as_values(run: Run) -> Any:
             value = loss(model, number) / (1 if run.group is not None else run.size)
             total = [mine + now for mine, now in zip(total, torch.autograd.grad(value, weights), strict=True)]
         found.append(all(each.grad is None for each in weights))
-        pairs = zip(total, weights, strict=True)
-        found.append([run.logical(each, like if _is_sharded(like) else None).tolist() for each, like in pairs])
+        found.append([run.whole(each).tolist() for each in total])
     return found
 
 
 def penalties(run: Run) -> list[list[float]]:
-    """On the norm of the mean gradient: each rank has that of its rows, and each replica has all of them."""
+    """On the norm of the mean gradient, which every rank has whole."""
     run = dataclasses.replace(run, mode="inline")
     found = []
     for kind, loss in MODELS:
@@ -65,10 +64,10 @@ def penalties(run: Run) -> list[list[float]]:
         mean = torch.stack([loss(model, number) for number in run.numbers()]).mean()
         gradients = torch.autograd.grad(mean, weights, create_graph=True)
         total = sum((each.pow(2).sum() for each in gradients), torch.zeros(()))
-        (total * (1 if run.group is None else run.group.size)).backward()
-        found += [run.logical(each.grad).flatten().tolist() for each in weights]
+        total.backward()
+        found += [run.whole(each.grad).flatten().tolist() for each in weights]
     return found
 
 
 def _is_sharded(parameter: torch.Tensor) -> bool:
-    return isinstance(parameter, etp.ShardedParameter)
+    return isinstance(parameter, etp.LogicalTensor)

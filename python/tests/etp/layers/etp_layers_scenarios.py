@@ -343,13 +343,18 @@ def main_gradients(run: Run) -> Any:
             else:
                 run.backward(model)
             assert all(each.grad is None for each in weights)
-        found.append(
-            [as_bytes(run.logical(each.main_grad, each if hasattr(each, "etp") else None)) for each in weights]
-        )
+        found.append([as_bytes(_whole_main_grad(each)) for each in weights])
         if run.group is not None and run.size > 1:
             assert sorted(i for i, _ in seen) == sorted([*range(len(weights))] * steps)
             assert all(each.grad_added_to_main_grad for each in weights)
     return found
+
+
+def _whole_main_grad(parameter: Any) -> torch.Tensor:
+    """It is this rank's rows, as Megatron's optimisers have it."""
+    if not isinstance(parameter, etp.LogicalTensor):
+        return parameter.main_grad  # type: ignore[no-any-return]
+    return etp.whole(etp.from_local(parameter.main_grad, like=parameter))
 
 
 def _fused(on: Run) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def layers_in_a_model_that_is_sharded(run: Run) -> Any:
     run.backward(model)
     etp.unshard_(model)
     assert type(model.up) is torch.nn.Linear
-    assert isinstance(model.down.weight, etp.ShardedParameter) or run.size == 1
+    assert isinstance(model.down.weight, etp.LogicalTensor) or run.size == 1
     return found, trained, whole
 
 
@@ -183,7 +183,7 @@ def layers_without_a_group_in_a_model(run: Run) -> Any:
         model = run.sharded(Ungrouped(run, device), min_elements=256, mode=mode)
         if run.group is not None and run.size > 1:
             weight = model.experts.weight1
-            assert isinstance(model.up.weight, etp.ShardedParameter) and weight.etp.model is model.up.weight.etp.model
+            assert isinstance(model.up.weight, etp.LogicalTensor) and weight.etp.model is model.up.weight.etp.model
             assert weight.etp.expert_idx == (1 if mode == "deferred" else None)
         run.train(model, adamw(model.parameters()), loss=lambda model, number: model(batch(number)[0]).sin().sum())
         found.append(run.weights(model))
@@ -212,9 +212,7 @@ def a_plain_head_that_is_tied_to_a_layer(run: Run) -> Any:
     model = built(lambda: Head(run))
     run.train(model, adamw(model.parameters()), accumulation=2)
     state = model.state_dict()
-    found = [
-        {name: as_bytes(each.full() if isinstance(each, etp.LogicalTensor) else each) for name, each in state.items()}
-    ]
+    found = [{name: as_bytes(etp.whole(x) if isinstance(x, etp.LogicalTensor) else x) for name, x in state.items()}]
     for values in (built(lambda: Head(Run(1)), 9).state_dict(), state):
         model.load_state_dict(values)
         run.train(model, adamw(model.parameters()))

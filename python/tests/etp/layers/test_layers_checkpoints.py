@@ -95,9 +95,7 @@ def _saved(rank: int, tp: int, size: int, folder: pathlib.Path) -> dict[str, Any
 
 
 def _full(state: dict[str, Any]) -> Bytes:
-    return {
-        name: as_bytes(each.full() if isinstance(each, etp.LogicalTensor) else each) for name, each in state.items()
-    }
+    return {name: as_bytes(etp.whole(each)) for name, each in state.items()}
 
 
 def _loaded(rank: int, tp: int, size: int, folder: pathlib.Path) -> tuple[Bytes, Bytes]:
@@ -156,7 +154,7 @@ def _of_one_layer(rank: int) -> list[Any]:
         layer.load_state_dict({"weight": weight, "bias": whole.bias.detach()})
         found.append(torch.equal(layer.weight, whole.weight.chunk(2, 1)[rank]))
     state = layer.state_dict()
-    found += [torch.equal(state["weight"].full(), whole.weight), tuple(state["weight"].shape), type(state["bias"])]
+    found += [torch.equal(etp.whole(state["weight"]), whole.weight), tuple(state["weight"].shape), type(state["bias"])]
     return found
 
 

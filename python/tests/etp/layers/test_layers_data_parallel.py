@@ -99,7 +99,7 @@ def _train(run: Run, wrap: Callable[[Any], Any]) -> list[torch.Tensor]:
 
     model = built(lambda: torch.nn.Sequential(etp.LayerNormMLP(WIDTH, HIDDEN, etp_group=run.group)))
     run.train(wrap(model), torch.optim.SGD(model.parameters(), lr=0.1), loss=loss)
-    return [run.logical(each).detach().clone() for each in model.parameters()]
+    return [run.whole(each).detach().clone() for each in model.parameters()]
 
 
 def _in_ddp(rank: int) -> tuple[str, list[torch.Tensor]]:

@@ -88,7 +88,7 @@ def _made(run: Run, masters: str, **options: Any) -> Any:
 
 
 def _values(model: Any) -> dict[str, torch.Tensor]:
-    return {name: etp.logical(each).detach().clone() for name, each in model.named_parameters(remove_duplicate=False)}
+    return {name: etp.whole(each).detach().clone() for name, each in model.named_parameters(remove_duplicate=False)}
 
 
 def _ramp(like: torch.Tensor) -> torch.Tensor:
@@ -109,12 +109,12 @@ def _trained(run: Run, masters: str, **options: Any) -> dict[str, Any]:
     optimizer = adamw(model.parameters())  # also of what is frozen
     found: dict[str, Any] = {"bytes": _of_frozen(model), "values": _values(model)}
     run.train(model, optimizer, steps=2)
-    found["adapters"] = [as_bytes(etp.logical(model.get_parameter(name))) for name in ADAPTERS]
+    found["adapters"] = [as_bytes(etp.whole(model.get_parameter(name))) for name in ADAPTERS]
     with torch.no_grad():
         found["out"] = as_bytes(model(batch(9)[0]))
         state = model.state_dict()
-        found["state"] = {name: as_bytes(state[name].full()) for name in WEIGHTS}
-        found["copy"] = {name: as_bytes(copy.deepcopy(state[name]).full()) for name in WEIGHTS}
+        found["state"] = {name: as_bytes(etp.whole(state[name])) for name in WEIGHTS}
+        found["copy"] = {name: as_bytes(etp.whole(copy.deepcopy(state[name]))) for name in WEIGHTS}
         with etp.summon(model):
             found["summoned"] = {name: as_bytes(model.get_parameter(name)) for name in WEIGHTS}
         model.load_state_dict({name: _ramp(each) for name, each in found["values"].items()})
@@ -123,7 +123,7 @@ def _trained(run: Run, masters: str, **options: Any) -> dict[str, Any]:
         model.perceptron.reset_parameters()
         found["made again"] = as_bytes(model(batch(9)[0]))
     run.train(model, optimizer, steps=1)
-    found["later"] = [as_bytes(etp.logical(model.get_parameter(name))) for name in ADAPTERS]
+    found["later"] = [as_bytes(etp.whole(model.get_parameter(name))) for name in ADAPTERS]
     found["bytes at the end"] = _of_frozen(model)
     return found
 

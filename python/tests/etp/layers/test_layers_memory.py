@@ -41,7 +41,7 @@ def test_layers_of_a_group_are_one_model_until_an_update() -> None:
         assert third.weight.etp.name == "third.weight"
 
 
-def _whole_at_a_time(rank: int) -> tuple[int, list[int]]:
+def _whole_at_a_time(rank: int) -> tuple[int, int, list[int]]:
     """How many whole weights are there when the next one is filled."""
     made: list[weakref.ref[torch.nn.Parameter]] = []
     alive = []
@@ -55,12 +55,13 @@ def _whole_at_a_time(rank: int) -> tuple[int, list[int]]:
     with etp.init_group(timeout=30) as group, torch.device("meta"):
         model = torch.nn.Sequential(*[torch.nn.Linear(64, 64, bias=False) for _ in range(4)])
         etp.shard_module_(model, group, init=init)
-        return sum(parameter.numel() for parameter in model.parameters()), alive
+        rows = sum(etp.local(parameter).numel() for parameter in model.parameters())
+        return rows, sum(parameter.numel() for parameter in model.parameters()), alive
 
 
 def test_one_module_is_whole_at_a_time() -> None:
-    for elements, alive in launch(_whole_at_a_time, 2):
-        assert elements == 4 * 64 * 64 // 2
+    for rows, elements, alive in launch(_whole_at_a_time, 2):
+        assert elements == 4 * 64 * 64 == 2 * rows
         assert alive == [0, 0, 0, 0]
 
 

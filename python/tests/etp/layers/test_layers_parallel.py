@@ -56,7 +56,7 @@ def _trained(run: Run, activation: str, sequence: bool, tp_group: Any) -> Weight
 
     model = built(lambda: Model(activation, sequence, tp_group, run.group))
     run.train(model, torch.optim.SGD(model.parameters(), lr=1e-1), steps=3, loss=loss)
-    return {name: run.logical(each).detach().clone() for name, each in model.named_parameters()}
+    return {name: run.whole(each).detach().clone() for name, each in model.named_parameters()}
 
 
 def _on_rank(rank: int, etp_size: int) -> list[Weights]:
@@ -128,7 +128,7 @@ def _penalised(run: Run, sequence: bool, tp_group: Any) -> Weights:
         (gradient,) = torch.autograd.grad(model(x).sin().sum(), x, create_graph=True)
         (gradient.pow(2).sum() / (1 if run.group is not None else run.size)).backward()
     named = {f"{name}.weight": getattr(model, name).weight for name in ("first", "second")}
-    return {name: run.logical(each.grad).detach().clone() for name, each in named.items()}
+    return {name: run.whole(each.grad).detach().clone() for name, each in named.items()}
 
 
 def _penalised_on_rank(rank: int) -> list[Weights]:
@@ -241,7 +241,7 @@ def _experts(run: Run, tp_group: Any) -> Weights:
 
     model = built(lambda: Experts(tp_group, run.group))
     run.train(model, torch.optim.SGD(model.parameters(), lr=1e-1), loss=loss)
-    return {name: run.logical(each).detach().clone() for name, each in model.named_parameters()}
+    return {name: run.whole(each).detach().clone() for name, each in model.named_parameters()}
 
 
 def _experts_on_rank(rank: int) -> tuple[Weights, str]:

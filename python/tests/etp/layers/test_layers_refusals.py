@@ -142,7 +142,7 @@ def test_a_summoned_layer_can_be_copied() -> None:
     layer = made()
     with etp.summon(layer):
         copied = copy.deepcopy(layer)
-    assert torch.equal(copied.weight, etp.logical(layer.weight))
+    assert torch.equal(copied.weight, etp.whole(layer.weight))
     assert copied(torch.ones(3, 32)).shape == (3, 48)
 
 
@@ -203,7 +203,7 @@ def _clipped(rank: int) -> tuple[float, float]:
         layer = etp.Linear(32, 48, bias=False, etp_group=group, fuse_wgrad_accumulation=True)
         layer.weight.main_grad = torch.zeros_like(etp.local(layer.weight))
         layer(torch.ones(1, 32)).sum().backward()
-        layer.weight.grad = layer.weight.main_grad
+        layer.weight.grad = etp.from_local(layer.weight.main_grad, like=layer.weight)
         norm = etp.clip_grad_norm_(layer.parameters(), 1.0)
         return float(norm), float(layer.weight.main_grad.max())
 

@@ -73,7 +73,7 @@ def _trained(run: Run, case: Case, tp_group: Any) -> Weights:
     model = built(lambda: Plain(words, tied) if tp_group is None else Parallel(words, tied, **options))
     run.train(model, torch.optim.SGD(model.parameters(), lr=0.5), loss=loss)
     assert (model.head.weight is model.emb.weight) == tied
-    return {name: run.logical(each).detach().clone() for name, each in model.named_parameters()}
+    return {name: run.whole(each).detach().clone() for name, each in model.named_parameters()}
 
 
 def _on_rank(rank: int, etp_size: int) -> list[Weights]:

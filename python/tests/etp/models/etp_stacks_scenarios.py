@@ -117,7 +117,8 @@ def one_expert_at_a_time(run: Run) -> Any:
     if run.group is not None and run.size > 1:
         weight = model.experts.down.etp
         assert [each.expert_idx for each in weight.experts] == list(range(EXPERTS)) and weight.expert_idx is None
-        assert model.experts.down.shape == (EXPERTS, weight.rows[1] - weight.rows[0], HIDDEN)
+        assert model.experts.down.shape == (EXPERTS, WIDTH, HIDDEN)
+        assert etp.local(model.experts.down).shape == (EXPERTS, weight.rows[1] - weight.rows[0], HIDDEN)
     run.train(model, adamw(model.parameters()), accumulation=2, loss=loss_of)
     return run.weights(model)
 
@@ -129,7 +130,7 @@ def gradients_of_experts(run: Run) -> Any:
     for _ in range(3):
         run.backward(model, loss_of)
         found.append(run.gradients(model))
-    empty = run.logical(model.experts.down.grad)[EMPTY]
+    empty = run.whole(model.experts.down.grad)[EMPTY]
     assert not empty.any()
     with torch.no_grad():
         model.experts.down.grad += 1
@@ -153,7 +154,7 @@ def gradients_that_come_later(run: Run) -> Any:
     found = []
     for expert in (1, 0, 2):
         run.backward(model, of(expert))
-        found.append(as_bytes(run.logical(model.experts.down.grad)))
+        found.append(as_bytes(run.whole(model.experts.down.grad)))
     return found
 
 
@@ -250,7 +251,7 @@ def experts_inline(run: Run) -> Any:
         value = loss_of(model, number) if run.group is not None else loss_of(model, number) / run.size
         found.append(torch.autograd.grad(value, [model.experts.down])[0])
     summed = sum(found[1:], found[0])
-    return run.weights(model), as_bytes(run.logical(summed, _like(run, model.experts.down)))
+    return run.weights(model), as_bytes(run.whole(summed))
 
 
 def prefetched_stacks(run: Run) -> Any:
@@ -296,17 +297,11 @@ def momentum_of_stacks(run: Run) -> Any:
     model = run.sharded(built(Model), **OPTIONS)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, weight_decay=1e-2)
     run.train(model, optimizer, loss=loss_of, before_step=lambda model: etp.clip_grad_norm_(model.parameters(), 0.1))
-    return [
-        as_bytes(run.logical(optimizer.state[each]["momentum_buffer"], _like(run, each))) for each in _stacks(model)
-    ]
+    return [as_bytes(run.whole(optimizer.state[each]["momentum_buffer"])) for each in _stacks(model)]
 
 
 def _stacks(model: Any) -> list[torch.nn.Parameter]:
     return [model.experts.gate_up, model.experts.down]
-
-
-def _like(run: Run, parameter: Any) -> Any:
-    return parameter if isinstance(parameter, etp.ShardedParameter) else None
 
 
 def a_penalty_on_stacks(run: Run) -> Any:

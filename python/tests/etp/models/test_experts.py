@@ -141,7 +141,7 @@ def test_a_stack_is_in_no_list() -> None:
     options: dict[str, Any] = {"formats": {".*": "nvfp4"}, "min_elements": 256, "experts": [["up", "down"]]}
     with pytest.raises(tessera.InvalidArgumentError, match=r"experts: up is a stack of experts.*stacks="):
         etp.shard_module_(model, etp.init_group(), **options)
-    assert not any(isinstance(each, etp.ShardedParameter) for each in model.parameters())
+    assert not any(isinstance(each, etp.LogicalTensor) for each in model.parameters())
     rows = etp.shard_module_(model, etp.init_group(), stacks=lambda name, _: False, **options)
     assert rows.up.etp.together is rows.down.etp.together is not None
 

@@ -31,8 +31,11 @@ def _norms(rank: int, size: int) -> dict[str, Any]:
                 for foreach in (None, True)
             ],
             "one": [gradient.norm().item(), torch.norm(gradient).item(), torch.linalg.vector_norm(gradient, 1).item()],
-            "rows": torch.linalg.vector_norm(gradient, 2, dim=1).shape[0],
-            "plain": type(gradient * 2) is torch.Tensor and type(etp.local(gradient)) is torch.Tensor,
+            "by rows": as_bytes(torch.linalg.vector_norm(gradient, 2, dim=1)),
+            "doubled": as_bytes(etp.whole(gradient * 2)),
+            "largest": gradient.abs().max().item(),
+            "rows": etp.local(gradient).shape[0],
+            "plain": type(etp.local(gradient)) is torch.Tensor,
         }
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         found["clipped"] = etp.clip_grad_norm_(model.parameters(), math.inf).item()
@@ -63,7 +66,14 @@ def test_clipping_by_torch_leaves_the_norm_that_is_wanted(found: dict[int, list[
     assert all(each["clipped"] == pytest.approx(0.05, rel=1e-4) for ranks in found.values() for each in ranks)
 
 
-def test_all_else_sees_this_ranks_rows(found: dict[int, list[dict[str, Any]]]) -> None:
+def test_all_else_sees_the_whole_gradient(found: dict[int, list[dict[str, Any]]]) -> None:
+    (expected,) = found[1]
+    for ranks in found.values():
+        for each in ranks:
+            assert all(each[what] == expected[what] for what in ("by rows", "doubled", "largest"))
+
+
+def test_only_local_gives_this_ranks_rows(found: dict[int, list[dict[str, Any]]]) -> None:
     assert [each["rows"] for each in found[4]] == [64, 64, 64, 11]
     assert all(each["plain"] for each in found[4])
-    assert {each["kept"] for each in found[4]} == {"ShardedGradient"}
+    assert {each["kept"] for each in found[4]} == {"LogicalTensor"}

@@ -234,8 +234,8 @@ def _in_formats(rank: int, size: int) -> dict[str, dict[str, bytes]]:
         stacked = etp.shard_module_(built(_of_two_scales), group, {".*": "fp8_e4m3"}, **OPTIONS)
         run = Run(size, rank, group)
         run.train(stacked, adamw(stacked.parameters()), steps=1, accumulation=4 // size, loss=loss_of)
-        found["apart"] = {f"{e}": as_bytes(etp.logical(apart.experts.down[e])) for e in range(SKIPPED)}
-        down = etp.logical(stacked.experts.down)
+        found["apart"] = {f"{e}": as_bytes(etp.whole(apart.experts.down[e])) for e in range(SKIPPED)}
+        down = etp.whole(stacked.experts.down)
         found["stacked"] = {f"{e}": as_bytes(down[e]) for e in range(SKIPPED)}
         return found
 
@@ -365,7 +365,7 @@ def _by_hand(rank: int) -> list[Any]:
                 return gradient
 
         Given.apply(torch.ones((), requires_grad=True)).backward()
-        whole = etp.logical(down.grad)
+        whole = etp.whole(down.grad)
         found.append(torch.equal(whole, torch.arange(whole.numel(), dtype=torch.float32).view_as(whole)))
         found.append(torch.linalg.vector_norm(down.grad).item() / torch.linalg.vector_norm(whole).item())
         found.append(torch._foreach_norm([down.grad])[0].item() / torch.linalg.vector_norm(whole).item())

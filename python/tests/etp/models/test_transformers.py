@@ -113,7 +113,7 @@ def train_bert(run: Run) -> Any:
 def train_qwen_moe(run: Run) -> Any:
     if run.group is not None:
         model = run.sharded(qwen_moe())
-        stacks = {name for name, each in model.named_parameters() if isinstance(each, etp.ShardedParameter)}
+        stacks = {name for name, each in model.named_parameters() if isinstance(each, etp.LogicalTensor)}
         assert any("experts" in name for name in stacks), stacks
         etp.unshard_(model)
     return _life(run, qwen_moe)

@@ -98,6 +98,10 @@ def another_writer(run: Run) -> Any:
         for parameter in model.parameters():
             etp.local(parameter).mul_(0.5)
     found = [loss_of(model, 7).item()]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    found.append(loss_of(model, 7).item())
     model.load_state_dict(built(Wide, seed=8).state_dict())
     found.append(loss_of(model, 7).item())
     return found, run.weights(model)

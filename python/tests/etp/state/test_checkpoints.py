@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import itertools
@@ -15,10 +16,10 @@ import tessera
 import torch
 import torch.distributed.checkpoint as dcp
 from etp_generic_scenarios import Experts
-from etp_models import WORDS, Run, Tied, adamw, as_bytes, built
+from etp_models import HIDDEN, WIDTH, WORDS, Run, Tied, adamw, as_bytes, built
 from tessera import etp
 from tessera.etp._states.chunks import Cut, boxes_of, pieces_of, shard_at
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch_ranks import launch
 
 GLOBAL = 4  # micro-batches of a step, whatever number of ranks does them
@@ -42,6 +43,10 @@ def _plain(kind: Kind, steps: int) -> tuple[Any, torch.optim.Optimizer]:
 def _bytes_of(model: Any, state: dict[str, Any]) -> Any:
     weights = {name: as_bytes(parameter) for name, parameter in model.named_parameters()}
     return weights, [{key: as_bytes(each[key]) for key in sorted(each)} for each in state["state"].values()]
+
+
+def _states_of(state: dict[str, Any]) -> list[dict[str, bytes]]:
+    return [{key: as_bytes(each[key]) for key in sorted(each)} for _, each in sorted(state["state"].items())]
 
 
 def _pack(value: Any) -> bytes:
@@ -115,6 +120,11 @@ def test_distributed_checkpoints_go_from_2_ranks_to_4_to_replicas_to_plain_torch
     assert _bytes_of(model, optimizer.state_dict()) == _bytes_of(expected, its_optimizer.state_dict())
 
 
+def _load_and_step(optimizer: torch.optim.Optimizer, load: Callable[[Any], Any], state: dict[str, Any]) -> None:
+    load(state)
+    optimizer.step()
+
+
 def _other_states(rank: int, folder: pathlib.Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with etp.init_group(timeout=30) as group:
@@ -123,38 +133,51 @@ def _other_states(rank: int, folder: pathlib.Path) -> dict[str, Any]:
         optimizer = adamw(model.parameters())
         found["nothing yet"] = etp.optimizer_state_dict(optimizer)["state"] == {}
         run.train(model, optimizer)
-        # torch's own, of this rank.
+        expected = _states_of(etp.optimizer_state_dict(optimizer, full=True))
+        # torch's own are whole tensors, and whole in a file.
         own = torch.load(io.BytesIO(_pack(optimizer.state_dict())))
         found["plain in a file"] = type(own["state"][0]["exp_avg"]) is torch.Tensor
-        again = adamw(model.parameters())
-        again.load_state_dict(optimizer.state_dict())
-        run.train(model, again, steps=1)
-        again.load_state_dict(own)
+        found["whole in a file"] = _states_of(own) == expected
         logical = etp.optimizer_state_dict(optimizer)
         found["logical"] = repr(logical["state"][0]["exp_avg"])
-        found["whole"] = logical["state"][1]["exp_avg"].shape == model.up.weight.etp.shape
-        with pytest.raises(tessera.InvalidArgumentError) as caught:
-            etp.load_optimizer_state_dict(again, own)
-        found["refused"] = str(caught.value)
-        with pytest.raises(tessera.InvalidArgumentError) as caught:
-            _pack(logical)
-        found["not pickled"] = str(caught.value)
-        helped = get_optimizer_state_dict(model, optimizer)
-        with pytest.raises(dcp.api.CheckpointException) as failed:
-            dcp.save({"optimizer": helped}, checkpoint_id=folder / "helped")
-        found["not saved"] = "".join(str(each[0]) for each in failed.value.failures.values())
-        # A state of the same model loads as it is, and is a copy.
+        found["whole"] = logical["state"][1]["exp_avg"].shape == model.up.weight.shape == (HIDDEN, WIDTH)
+        # Each of them loads by each way. torch's own load shares the tensors that it is given.
+        again = adamw(model.parameters())
+        same = []
+        for load in (again.load_state_dict, lambda state: etp.load_optimizer_state_dict(again, state)):
+            for state in (optimizer.state_dict(), own, logical):
+                run.train(model, again, steps=1)
+                load(copy.deepcopy(state))
+                same.append(_states_of(etp.optimizer_state_dict(again, full=True)) == expected)
+        found["same"] = all(same)
         etp.load_optimizer_state_dict(again, logical)
         for each in logical["state"].values():
             each["exp_avg"] = None
-        states = [etp.optimizer_state_dict(each, full=True) for each in (optimizer, again)]
-        found["same"] = _bytes_of(model, states[0])[1] == _bytes_of(model, states[1])[1]
-        memory = [each.state[model.up.weight]["exp_avg"].data_ptr() for each in (optimizer, again)]
-        found["a copy"] = memory[0] != memory[1]
+        with torch.no_grad():
+            again.state[model.up.weight]["exp_avg"].zero_()
+        found["a copy"] = _states_of(etp.optimizer_state_dict(optimizer, full=True)) == expected
+        found["unlike"] = _states_of(etp.optimizer_state_dict(again, full=True)) != expected
+        # Rows are taken for nothing by their shape.
+        rows = optimizer.state_dict()
+        rows["state"] = {0: {key: etp.local(each).clone() for key, each in rows["state"][0].items()}}
+        for load in (again.load_state_dict, lambda state: etp.load_optimizer_state_dict(again, state)):
+            with pytest.raises(tessera.InvalidArgumentError) as caught:
+                _load_and_step(again, load, rows)
+            found.setdefault("rows", []).append(str(caught.value))
+        # torch's helpers give it by name.
+        helped = get_optimizer_state_dict(model, optimizer)
+        dcp.save({"optimizer": helped}, checkpoint_id=folder / "helped")
+        plain = built()
+        its_optimizer = adamw(plain.parameters())
+        run.train(plain, its_optimizer, steps=1)
+        wanted = get_optimizer_state_dict(plain, its_optimizer)
+        dcp.load({"optimizer": wanted}, checkpoint_id=folder / "helped")
+        set_optimizer_state_dict(plain, its_optimizer, wanted)
+        found["by name"] = _states_of(its_optimizer.state_dict()) == expected
         # What init makes changes no weight, and is only made once.
         before = run.weights(model)
         fresh = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-        momentum = etp.optimizer_state_dict(fresh, init=True)["state"][0]["momentum_buffer"].full()
+        momentum = etp.optimizer_state_dict(fresh, init=True)["state"][0]["momentum_buffer"]
         found["made"] = (bool((momentum == 0).all()), tuple(momentum.shape), fresh.param_groups[0]["lr"])
         found["unchanged"] = run.weights(model) == before and model.up.weight.grad is None
     return found
@@ -165,17 +188,28 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return launch(functools.partial(_other_states, folder=tmp_path_factory.mktemp("states")), 2)
 
 
-@pytest.mark.parametrize("what", ["nothing yet", "plain in a file", "whole", "same", "a copy", "unchanged"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "nothing yet",
+        "plain in a file",
+        "whole in a file",
+        "whole",
+        "same",
+        "a copy",
+        "unlike",
+        "by name",
+        "unchanged",
+    ],
+)
 def test_optimizer_states(others: list[dict[str, Any]], what: str) -> None:
     assert all(each[what] for each in others)
 
 
 def test_what_optimizer_states_say(others: list[dict[str, Any]]) -> None:
     for each in others:
-        assert "here rows" in each["logical"]
-        assert "load_optimizer_state_dict() takes what optimizer_state_dict() gave" in each["refused"]
-        assert "cannot be pickled" in each["not pickled"]
-        assert "give torch.distributed.checkpoint what etp.optimizer_state_dict() returns" in each["not saved"]
+        assert "LogicalTensor(\"the state 'exp_avg' of emb.weight\", (203, 32)" in each["logical"]
+        assert all("whole tensors" in text and "emb.weight" in text for text in each["rows"])
         assert each["made"] == (True, (WORDS, 32), 0.5)
 
 

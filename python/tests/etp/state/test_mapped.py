@@ -82,12 +82,19 @@ def test_who_keeps_one_keeps_its_values() -> None:
 
 
 def _write(rank: int) -> tuple[list[Any], list[Any]]:
-    """What an operation with the parameter gives may be written by other means than torch's."""
+    """What an operation with the parameter gives may be written by other means than torch's; its own values are
+    read-only there."""
     with etp.init_group(timeout=30) as group:
         model = etp.shard_module_(built(Wide), group)
         before = [loss_of(model, number).item() for number in range(2)]
-        written = model.up.weight.t().detach().numpy()
-        written[...] = rank
+        values = model.up.weight.t().detach().numpy()
+        assert values.shape == (WIDTH, HIDDEN)
+        with pytest.raises(ValueError, match="read-only"):
+            values[...] = rank
+        for each in (etp.whole(model.up.weight), model.up.weight * 1, model.up.weight.t().contiguous()):
+            written = each.detach().numpy()
+            written[...] = rank
+            assert (written == rank).all()
         return before, [loss_of(model, number).item() for number in range(2)]
 
 

@@ -83,9 +83,9 @@ def _read(model: Any, folder: pathlib.Path) -> dict[str, dict[str, bytes]]:
     """By all ways."""
     state = model.state_dict()
     found = {
-        "logical": {name: _values(etp.logical(model.get_parameter(name))) for name in BASE},
-        "state": {name: _values(state[name].full()) for name in BASE},
-        "copy": {name: _values(copy.deepcopy(state[name]).full()) for name in BASE},
+        "logical": {name: _values(etp.whole(model.get_parameter(name))) for name in BASE},
+        "state": {name: _values(etp.whole(state[name])) for name in BASE},
+        "copy": {name: _values(etp.whole(copy.deepcopy(state[name]))) for name in BASE},
     }
     with etp.summon(model):
         found["summoned"] = {name: _values(model.get_parameter(name)) for name in BASE}
@@ -117,7 +117,7 @@ def _trained(run: Run, folder: pathlib.Path, masters: str, **options: Any) -> di
     run.done = 0
     optimizer = adamw(model.parameters())  # also of what is frozen
     run.train(model, optimizer, steps=2, accumulation=4 // run.size)
-    found: dict[str, Any] = {"seen": _seen(model)}
+    found: dict[str, Any] = {"figures": _figures(model), "seen": _seen(model)}
     with etp.update(model), torch.no_grad():  # of adapters
         etp.local(model.out.weight).mul_(0.5)
     assert _seen(model) == found["seen"]
@@ -131,8 +131,7 @@ def _trained(run: Run, folder: pathlib.Path, masters: str, **options: Any) -> di
     model.load_state_dict(built(Adapted, seed=9).state_dict())
     found["loaded"] = _seen(model)
     run.train(model, optimizer, steps=1, accumulation=4 // run.size)
-    found["adapters"] = [as_bytes(run.logical(each)) for each in (model.into.weight, model.out.weight)]
-    found["figures"] = _figures(model)
+    found["adapters"] = [as_bytes(run.whole(each)) for each in (model.into.weight, model.out.weight)]
     etp.unshard_(model)
     found["whole"] = {name: _values(model.get_parameter(name)) for name in BASE}
     return found
@@ -237,7 +236,7 @@ def by_masters(run: Run) -> list[Any]:
         run.done = 0
         model = run.sharded(built(Adapted), **_options(masters, "nvfp4"))
         run.train(model, adamw(model.parameters()))
-        found.append([as_bytes(run.logical(each)) for each in (model.into.weight, model.out.weight)])
+        found.append([as_bytes(run.whole(each)) for each in (model.into.weight, model.out.weight)])
     return found
 
 
@@ -295,12 +294,50 @@ def test_verify_finds_no_difference() -> None:
 def test_values_that_were_decoded_stay_when_they_are_loaded(format: str) -> None:
     model = _alone(format=format)
     with torch.no_grad():
-        values = {name: etp.logical(model.get_parameter(name)) for name in BASE}
+        values = {name: etp.whole(model.get_parameter(name)) for name in BASE}
     again = etp.shard_module_(built(Adapted, seed=3), etp.init_group(), **_options("trained", format))
     again.load_state_dict(values, strict=False)
     for name, expected in values.items():
         rtol = 0 if format in ("mxfp8", "fp8_block_128x128") else 1e-6
-        torch.testing.assert_close(etp.logical(again.get_parameter(name)), expected, rtol=rtol, atol=0)
+        torch.testing.assert_close(etp.whole(again.get_parameter(name)), expected, rtol=rtol, atol=0)
+
+
+# --- operations of torch
+
+
+def _operated(rank: int, format: str) -> dict[str, bool]:
+    """With decoded values, and writes, which are quantised again: a factor of 2 is exact."""
+    with etp.init_group(timeout=30) as group:
+        model = etp.shard_module_(built(Adapted), group, **_options("trained", format))
+        weight, experts = model.up.weight, model.experts
+        values, stacked = etp.whole(weight).detach().clone(), etp.whole(experts).detach().clone()
+        found = {
+            "a copy": torch.equal(etp.whole(weight.detach().clone()), values),
+            "a sum": torch.equal(experts.data.sum(), stacked.sum()),
+            "another dtype": torch.equal(etp.whole(weight.detach().double()), values.double()),
+            "an expert": torch.equal(experts[1] * 2, stacked[1] * 2),
+            "rows": torch.equal(weight[3:5].norm(), values[3:5].norm()),
+        }
+        with torch.no_grad():
+            weight.mul_(2)
+            with etp.update(model):
+                experts.mul_(2)
+                weight.mul_(2)
+        found["a write"] = torch.equal(etp.whole(weight), 4 * values)
+        found["a write of a stack"] = torch.equal(etp.whole(experts), 2 * stacked)
+        found["a product"] = _seen(model)["up.weight"] == _values(4 * values)
+        found["no master"] = etp.report(model).master_bytes == 0
+        with torch.no_grad():
+            weight.data.copy_(torch.ones_like(values))
+        found["an assignment"] = torch.equal(etp.whole(weight), torch.ones_like(values))
+        return found
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "nvfp4", "fp8_e4m3"])
+def test_operations_take_and_give_decoded_values(format: str) -> None:
+    for size in (1, 2):
+        for found in launch(functools.partial(_operated, format=format), size):
+            assert all(found.values()), found
 
 
 # --- refusals
@@ -325,12 +362,6 @@ def _train_later() -> None:
     loss_of(model, 0)
 
 
-def _write() -> None:
-    model = _alone()
-    with etp.update(model), torch.no_grad():
-        model.up.weight.mul_(2)
-
-
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "training": (
         lambda: _alone().requires_grad_(True),
@@ -339,9 +370,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "training later": (_train_later, "up.weight is kept as nvfp4 only, without a master that could be trained: shard"),
     "rows": (lambda: etp.local(_alone().up.weight), "up.weight is kept as nvfp4 only, and no rows of it are in memory"),
     "padded rows": (lambda: _alone().up.weight.get_padded_shard(), "up.weight is kept as nvfp4 only, and no rows"),
-    "a copy": (lambda: _alone().up.weight.detach().clone(), "up.weight is kept as nvfp4 only, and no rows"),
-    "another dtype": (lambda: _alone().to(torch.float64), "emb.weight is kept as nvfp4 only, and no rows"),
-    "a sum": (lambda: _alone().experts.data.sum(), "experts is kept as nvfp4 only, and no rows of it are in memory"),
+    "another dtype": (
+        lambda: _alone().to(torch.float64),
+        "emb.weight is sharded and cannot become torch.float64 of (203, 32)",
+    ),
     "the bus": (
         lambda: source_of("w", _alone().up.weight).locate(),
         "up.weight is kept as nvfp4 only, and no rows of it are in memory",
@@ -350,7 +382,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: [source_of("w", each).locate() for each in (_alone().state_dict()["experts"],)],
         "experts is kept as nvfp4 only, and no rows of it are in memory",
     ),
-    "a write": (_write, "up.weight is kept as nvfp4 only, and no rows of it are in memory"),
     "another word": (lambda: _alone("none"), "masters 'none': 'all' and 'trained' are possible"),
     "nothing frozen": (
         lambda: etp.shard_module_(

@@ -53,7 +53,7 @@ GLOBAL = 4  # micro-batches of a step, on all ranks
 
 
 def _weights_of(model: torch.nn.Module) -> list[etp.Weight]:
-    found = {each.etp.number: each.etp for each in model.parameters() if isinstance(each, etp.ShardedParameter)}
+    found = {each.etp.number: each.etp for each in model.parameters() if isinstance(each, etp.LogicalTensor)}
     return list(found.values())
 
 
@@ -185,7 +185,7 @@ def _as_layers(rank: int) -> list[dict[str, bytes]]:
                 optimizer.step()
                 optimizer.zero_grad()
             assert (etp.report(model).shard_bytes == 0) == native
-            found.append({name: as_bytes(etp.logical(each)) for name, each in model.named_parameters()})
+            found.append({name: as_bytes(etp.whole(each)) for name, each in model.named_parameters()})
     return found
 
 
@@ -283,4 +283,4 @@ def test_a_refused_model_is_as_it_was() -> None:
     model = built(Tied)
     with pytest.raises(tessera.InvalidArgumentError):
         etp.shard_module_(model, etp.init_group(), formats={"up.*": "nvfp4"}, native=["up.*", "down.*"])
-    assert not any(isinstance(each, etp.ShardedParameter) for each in model.parameters())
+    assert not any(isinstance(each, etp.LogicalTensor) for each in model.parameters())

@@ -28,12 +28,10 @@ class Peak(TorchDispatchMode):
         self._seen: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {
-            each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)
-        }
+        known = {each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if _is_plain(each)}
         made = func(*args, **(kwargs or {}))
         for each in tree_leaves(made):
-            if isinstance(each, torch.Tensor):
+            if _is_plain(each):
                 storage = each.untyped_storage()
                 if storage._cdata not in known and storage._cdata not in self._seen:
                     self._add(storage)
@@ -49,6 +47,11 @@ class Peak(TorchDispatchMode):
         self._seen[key] = weakref.ref(storage, gone)
         self.now += size
         self.most = max(self.most, self.now)
+
+
+def _is_plain(value: Any) -> bool:
+    """Tell whether a value has memory of its own that counts."""
+    return isinstance(value, torch.Tensor) and not isinstance(value, etp.LogicalTensor)
 
 
 class Layers(torch.nn.Module):

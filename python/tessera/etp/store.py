@@ -1,0 +1,342 @@
+"""The rows that one rank holds of a tensor, where they lie in the whole, and how the whole is gathered and written.
+
+A `Spec` says which rows of which shape are whose. A `Store` has this rank's rows and counts, by a stamp, what has
+gone into them. A store is *kept* if it is one thing that all ranks share: a parameter, a gradient, a state of an
+optimiser. A store that is not kept becomes the rank's own once ranks write different values into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from .. import _core
+from .._errors import InvalidArgumentError
+from ._group import Group
+
+_STAMP_BYTES = 8
+_TEXT_BYTES = 2000
+
+
+class Model(Protocol):
+    """What stores need of the model (ShardedModel) that they belong to."""
+
+    group: Group
+    core: _core.ShardGroup  # the ranks of all replicas
+    replicas: int
+    inline: bool  # gradients are reduced at once, at nodes that all ranks pass together
+
+    def in_forward(self) -> bool: ...
+    def in_backward(self) -> bool: ...
+    def writing(self, weights: Sequence[Any]) -> contextlib.AbstractContextManager[None]: ...
+
+
+class Weight(Protocol):
+    """What a parameter's store needs of its weight."""
+
+    name: str
+
+    @property
+    def version(self) -> int: ...
+    def asks_nobody(self) -> bool: ...
+    def pull(self, product: bool) -> torch.Tensor: ...
+    def rows_to_write(self) -> torch.Tensor: ...
+
+
+class Spec:
+    """Which rows of a tensor each rank of a group has.
+
+    Attributes:
+        group: The ranks that share it.
+        shape: The whole's.
+        dim: The dim that is cut. None: rows of the whole, flattened to [rows, K], which begin within a slice of dim 0.
+        rows: How many there are.
+        step: Rows of a full share: rank r has [min(r * step, rows), min((r + 1) * step, rows)).
+    """
+
+    __slots__ = ("begin", "dim", "end", "group", "rows", "shape", "step")
+
+    def __init__(self, group: Group, shape: torch.Size, dim: int | None, rows: int, step: int) -> None:
+        self.group, self.shape, self.dim, self.rows, self.step = group, shape, dim, rows, step
+        self.begin, self.end = self.bounds(group.rank)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Spec:
+        return self
+
+    def bounds(self, rank: int) -> tuple[int, int]:
+        """Return the first row of a rank, and the row after its last one."""
+        return min(rank * self.step, self.rows), min((rank + 1) * self.step, self.rows)
+
+    def is_like(self, other: Spec | None) -> bool:
+        """Tell whether both cut tensors of one shape in the same way."""
+        return self is other or (
+            other is not None
+            and self.group is other.group
+            and self.dim == other.dim
+            and self.step == other.step
+            and self.shape == other.shape
+        )
+
+    def of_view(self, shape: torch.Size, dim: int) -> Spec:
+        """Return the spec of a view that has all rows."""
+        return Spec(self.group, shape, dim, self.rows, self.step)
+
+    def cut(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's rows of a tensor of the whole's shape, as a view where that can be."""
+        if self.dim is None:
+            return whole.reshape(self.rows, -1)[self.begin : self.end]
+        return whole.narrow(self.dim, self.begin, self.end - self.begin)
+
+    def fits(self, operand: torch.Tensor) -> bool:
+        """Tell whether an elementwise operand is broadcast to the shape, or goes along with its rows."""
+        behind = len(self.shape) - operand.dim()
+        return behind >= 0 and all(
+            size in (1, whole) for size, whole in zip(operand.shape, self.shape[behind:], strict=True)
+        )
+
+    def cut_operand(self, operand: torch.Tensor) -> torch.Tensor:
+        """Return what goes with this rank's rows of an operand that fits."""
+        if operand.dim() == 0:
+            return operand
+        if self.dim is None:
+            return self.cut(operand.expand(self.shape))
+        dim = self.dim - len(self.shape) + operand.dim()
+        if dim < 0 or operand.shape[dim] != self.rows or (self.rows == 1 and self.end > self.begin):
+            return operand
+        return operand.narrow(dim, self.begin, self.end - self.begin)
+
+    def gather(self, what: str, rows: torch.Tensor, stamp: int) -> tuple[torch.Tensor, list[int]]:
+        """Return the whole tensor of all ranks' rows, in memory of its own, and every rank's stamp. Collective."""
+        dim = self.dim or 0
+        own = rows.detach().resolve_conj().resolve_neg().movedim(dim, 0).contiguous()
+        inner = own.shape[1:]
+        row_bytes = math.prod(inner) * own.element_size()
+        sent = torch.cat([own.view(torch.uint8).reshape(-1) if own.numel() else own.new_empty(0, dtype=torch.uint8),
+                          torch.tensor([stamp], dtype=torch.int64).view(torch.uint8)])  # fmt: skip
+        counts = [end - begin for begin, end in map(self.bounds, range(self.group.size))]
+        sizes = [count * row_bytes + _STAMP_BYTES for count in counts]
+        received = torch.empty(sum(sizes), dtype=torch.uint8)
+        self.group.core.gather_bytes(what, sent.data_ptr(), sizes, received.data_ptr())
+        whole = torch.empty((self.rows, *inner), dtype=own.dtype)
+        stamps, into = [], whole.view(torch.uint8).reshape(-1) if whole.numel() else received[:0]
+        at = 0
+        for count, part in zip(counts, torch.split(received, sizes), strict=True):
+            into[at : at + count * row_bytes] = part[: count * row_bytes]
+            at += count * row_bytes
+            stamps.append(int.from_bytes(bytes(part[count * row_bytes :].tolist()), "little", signed=True))
+        return (whole.view(self.shape) if self.dim is None else whole.movedim(0, dim)), stamps
+
+
+class Recipe:
+    """How a result on rows is made again as a whole: the operation, on what its operands are as long as nobody has
+    written them. A rank that reads such a result alone asks nobody."""
+
+    MOST = 8  # operations in a row: what a program makes of its own results again and again is gathered
+
+    __slots__ = ("_make", "_stores", "depth")
+    depth: int
+
+    def __init__(self, make: Callable[[], torch.Tensor], stores: Iterable[Store]) -> None:
+        """`make` computes the whole; `stores` are those of its operands, as they are now."""
+        self._make = make
+        self._stores = [(store, store.version) for store in stores]
+        self.depth = 1 + max(
+            (0 if store.recipe is None else store.recipe.depth for store, _ in self._stores), default=0
+        )
+
+    def stands(self) -> bool:
+        return all(store.version == version and store.asks_nobody() for store, version in self._stores)
+
+    def make(self) -> torch.Tensor:
+        return self._make()
+
+
+class Store:
+    """This rank's rows of one tensor, and what has gone into them.
+
+    Attributes:
+        model: The model that it belongs to.
+        spec: Which rows.
+        rows: Their memory. None: of a weight that is kept quantised only.
+        stride: The whole's. None: contiguous.
+        stamp: A hash of the operations, numbers and stamps that its values come from, equal on all ranks while they do
+            the same.
+        name: In messages.
+        kept: One thing that all ranks share.
+        weight: Of a parameter: how it is pulled and written. None: another tensor.
+        held: What its rows are a part of, as `p.etp`.
+        own: Once it is the rank's own: the whole tensor, which counts as plain.
+        blank: Nothing has been written into it: what empty_like() gives.
+        recipe: How the whole is made again of what can be pulled. None: by a gather of rows.
+        writes: How often it has been written.
+        saved: It is a value of a state_dict(): programs that save it may ask for memory with all of it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "blank",
+        "dtype",
+        "held",
+        "kept",
+        "model",
+        "name",
+        "own",
+        "recipe",
+        "rows",
+        "saved",
+        "spec",
+        "stamp",
+        "stride",
+        "weight",
+        "writes",
+    )
+
+    def __init__(
+        self,
+        model: Model,
+        spec: Spec,
+        rows: torch.Tensor | None,
+        dtype: torch.dtype,
+        stride: Sequence[int] | None = None,
+        stamp: int = 0,
+        name: str = "",
+        *,
+        kept: bool = False,
+        weight: Weight | None = None,
+        held: Any = None,
+    ) -> None:
+        self.model, self.spec, self.rows, self.dtype = model, spec, rows, dtype
+        self.stride, self.stamp, self.name = stride, stamp, name
+        self.kept, self.weight, self.held = kept, weight, held
+        self.own: torch.Tensor | None = None
+        self.saved = weight is not None
+        self.blank = False
+        self.recipe: Recipe | None = None
+        self.writes = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Store:
+        return self
+
+    def __str__(self) -> str:
+        return f"sharded tensor {self.name}" if self.name else f"a sharded tensor of {tuple(self.spec.shape)}"
+
+    def outline(self) -> torch.Tensor:
+        """Return a meta tensor of the whole's sizes and strides."""
+        if self.stride is None:
+            return torch.empty(self.spec.shape, dtype=self.dtype, device="meta")
+        return torch.empty_strided(self.spec.shape, tuple(self.stride), dtype=self.dtype, device="meta")
+
+    def whole(self, product: bool = False) -> torch.Tensor:
+        """Return the whole tensor, to be read. Of a parameter it is pulled and nobody is asked; of others this is
+        collective.
+
+        Args:
+            product: It becomes a factor of a product, which takes what a weight's format makes of its values.
+        """
+        if self.own is not None:
+            return self.own
+        if self.blank:
+            found = torch.empty(self.spec.shape, dtype=self.dtype)
+        elif self.weight is not None:
+            found = self.weight.pull(product)
+        elif self.recipe is not None and self.asks_nobody():
+            return self.recipe.make()
+        else:
+            assert self.rows is not None
+            found, stamps = self.spec.gather(f"the rows of {self}", self.rows, self.stamp)
+            self._require_same(stamps)
+        if self.stride is None:
+            return found.contiguous()
+        return torch.empty_strided(self.spec.shape, tuple(self.stride), dtype=found.dtype).copy_(found)
+
+    @property
+    def version(self) -> int:
+        """Count what has changed its values."""
+        return self.writes if self.weight is None else self.weight.version
+
+    def asks_nobody(self) -> bool:
+        """Tell whether the whole can be had without a call of all ranks."""
+        if self.own is not None or self.blank:
+            return True
+        if self.weight is not None:
+            return self.weight.asks_nobody()
+        return self.recipe is not None and self.recipe.stands()
+
+    def written(self, stamp: int) -> None:
+        """Note that all ranks have written its rows."""
+        self.stamp = stamp
+        self.writes += 1
+        self.blank, self.recipe = False, None
+
+    def _require_same(self, stamps: list[int]) -> None:
+        other = next((rank for rank, stamp in enumerate(stamps) if stamp != stamps[0]), None)
+        if other is not None:
+            raise InvalidArgumentError(
+                f"{self}: ranks 0 and {other} have not written the same into it: they differ in operations, or in the "
+                "Python numbers that went into them (a learning rate, a factor); give all ranks the same"
+            )
+
+    def take(self, whole: torch.Tensor) -> None:
+        """Keep this rank's rows of what all ranks have agreed on."""
+        rows = self.rows if self.weight is None else self.weight.rows_to_write()
+        assert rows is not None
+        rows.copy_(self.spec.cut(whole).reshape(rows.shape))
+
+    def has(self, whole: torch.Tensor) -> bool:
+        """Tell whether it is kept quantised only and has just these values: encoding decoded values again may change
+        them."""
+        return self.rows is None and self.weight is not None and digest_of([self.whole()]) == digest_of([whole])
+
+    def become_own(self, whole: torch.Tensor) -> None:
+        """Become the rank's own: ranks have written different values."""
+        self.own = whole
+        self.rows = None
+        self.writes += 1
+
+
+def stamp_of(name: str, numbers: Iterable[Any], stamps: Iterable[int]) -> int:
+    """Return a hash that is equal in all processes."""
+    text = repr((name, list(numbers), list(stamps))).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=_STAMP_BYTES).digest(), "little", signed=True)
+
+
+def digest_of(tensors: Iterable[torch.Tensor]) -> bytes:
+    """Return a digest of shapes, dtypes and values of plain tensors."""
+    total = hashlib.blake2b(digest_size=32)
+    for tensor in tensors:
+        total.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+        total.update(_bytes_of(tensor))
+    return total.digest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else b""
+
+
+def agree(store: Store, what: str, digest: bytes, error: BaseException | None = None) -> bool:
+    """Tell whether all ranks, of replicas too, have the same digest. An error of one rank is raised on all.
+    Collective."""
+    told = b"\0" + digest if error is None else b"\1" + f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES]
+    answers = store.model.core.exchange(what, told)
+    if error is not None:
+        raise error
+    for rank, answer in enumerate(answers):
+        if answer[:1] == b"\1":
+            raise InvalidArgumentError(f"{what}: rank {rank} has refused it: {answer[1:].decode(errors='replace')}")
+    return all(answer == answers[0] for answer in answers)
+
+
+def refuse_difference(what: str) -> InvalidArgumentError:
+    """Return the error of a write whose values differ between ranks."""
+    return InvalidArgumentError(
+        f"{what} would write different values on different ranks, and there is one such tensor: give all ranks the "
+        "same operands, numbers and seeds (etp.local(t) is this rank's rows); nothing was written"
+    )
