@@ -407,6 +407,19 @@ class Runtime {
     write();
     end_update();
   }
+  // Collective, outside of an update: a write in between, which is no step. `told` says what is
+  // to be written, as it is the same only while the ranks write the same: returns what all have told, in order of
+  // ranks. If all have told the same and `begins` holds, a write has begun: no rank reads the weights any longer, shards
+  // may be written, and end_write() publishes them, also of PublishAt::kFirstUse, and also where this rank has nothing
+  // to write; else nothing has changed. `what` is for messages, and the same on all ranks. One exchange; the plan of
+  // uses goes on behind it, and so do gradients that are under way. Throws as begin_update() and end_update() do.
+  std::vector<std::string> begin_write(std::span<const WeightId> weights, std::string_view what, std::string told,
+                                       bool begins = true);
+  void end_write();
+  // What follows begin_write()s instead of an update: the next use begins a step. Local, unless the group's back end
+  // needs gathers in one order.
+  void next_step();
+
   // Collective. Of PublishAt::kFirstUse: now, in place of the first use.
   void publish(std::span<const WeightId> weights, const float* noop = nullptr);
 

@@ -70,7 +70,9 @@ struct RuntimeReport {
   int64_t replays = 0;        // of captures
   int64_t drains = 0;
   int64_t updates = 0;
+  int64_t writes = 0;  // between updates
   double exposed_seconds = 0;  // acquire() waited
+  double write_seconds = 0;    // begin_write() waited, for other ranks and their reads
 };
 
 // A stream on which weights and gradients move beside the computation. It is made at its first use.

@@ -91,6 +91,8 @@ void bind_report(nb::module_& module) {
               "Agreements on the largest values of weights that are quantised.")
       .def_ro("drains", &Report::drains)
       .def_ro("updates", &Report::updates)
+      .def_ro("writes", &Report::writes, "Of weights, between updates.")
+      .def_ro("write_seconds", &Report::write_seconds, "That writes waited for other ranks and their reads.")
       .def_ro("exposed_seconds", &Report::exposed_seconds, "That uses waited for their weights.")
       .def("__repr__", report_text);
 }

@@ -44,6 +44,19 @@ std::vector<AddedTuple> tuples_of(const std::vector<etp::Added>& added) {
   return tuples;
 }
 
+nb::typed<nb::list, nb::bytes> begin_write(Runtime& runtime, const std::vector<WeightId>& weights,
+                                           const std::string& what, const nb::bytes& told, bool begins) {
+  std::vector<std::string> answers;
+  {
+    std::string own(told.c_str(), told.size());
+    const nb::gil_scoped_release released;
+    answers = runtime.begin_write(weights, what, std::move(own), begins);
+  }
+  nb::list found;
+  for (const std::string& each : answers) found.append(nb::bytes(each.data(), each.size()));
+  return nb::typed<nb::list, nb::bytes>(found);
+}
+
 Runtime* make_runtime(const etp::ShardGroup& group, const std::string& reduction, const std::string& prefetch,
                       int distance, int expert_distance, std::optional<int64_t> cap_bytes, const std::string& publish,
                       const std::string& nonfinite, int replicas, std::optional<bool> check, bool coalesce_amax,
@@ -241,6 +254,10 @@ void bind_steps(nb::class_<Runtime>& bound) {
           "begin_update", [](Runtime& runtime, const std::vector<WeightId>& weights) { runtime.begin_update(weights); },
           nb::arg("weights"), released)
       .def("end_update", &Runtime::end_update, released)
+      .def("begin_write", begin_write, nb::arg("weights"), nb::arg("what"), nb::arg("told"), nb::arg("begins") = true,
+           "What all ranks have told; a write of these weights has begun if it is the same and `begins` holds.")
+      .def("end_write", &Runtime::end_write, released)
+      .def("next_step", &Runtime::next_step, released)
       .def(
           "publish", [](Runtime& runtime, const std::vector<WeightId>& weights) { runtime.publish(weights); },
           nb::arg("weights"), released);

@@ -416,6 +416,15 @@ std::string Consumptions::expected_order(std::span<const WeightId> folds) const 
 
 void Consumptions::stop() {
   drop(predictor_.update());
+  await_gathers();
+}
+
+void Consumptions::stop_reading() {
+  drop(predictor_.interrupt());
+  await_gathers();
+}
+
+void Consumptions::await_gathers() {
   for (device::Stream* stream : context_.streams.gathers()) stream->synchronize(context_.group.deadline());
 }
 

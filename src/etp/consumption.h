@@ -69,6 +69,8 @@ class Consumptions {
 
   // Prefetches are dropped, and gathers that are under way have ended when it returns.
   void stop();
+  // The same; the step goes on behind it.
+  void stop_reading();
   // The weights change: prefetches are dropped, and gathers that are under way have ended when it returns.
   void begin_update();
   // New versions are there: the first uses of a step are prefetched.
@@ -143,6 +145,7 @@ class Consumptions {
   void keep_list(std::vector<uint32_t> list);
   InFlight take(uint64_t id);
   void arrive(const device::Event& gathered);
+  void await_gathers();
   // The first owner that has not published the unit's versions; -1: all have.
   int unpublished_owner(const Unit& unit) const;
   void await_published(const Unit& unit);

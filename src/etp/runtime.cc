@@ -246,6 +246,22 @@ void Runtime::end_update() {
   impl_->end_update();
 }
 
+std::vector<std::string> Runtime::begin_write(std::span<const WeightId> weights, std::string_view what,
+                                              std::string told, bool begins) {
+  const RuntimeImpl::Call call(*impl_, "begin_write()");
+  return impl_->begin_write(weights, what, std::move(told), begins);
+}
+
+void Runtime::end_write() {
+  const RuntimeImpl::Call call(*impl_, "end_write()");
+  impl_->end_write();
+}
+
+void Runtime::next_step() {
+  const RuntimeImpl::Call call(*impl_, "next_step()");
+  impl_->next_step();
+}
+
 void Runtime::publish(std::span<const WeightId> weights, const float* noop) {
   const RuntimeImpl::Call call(*impl_, "publish()");
   impl_->publish(weights, noop);

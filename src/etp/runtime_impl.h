@@ -70,6 +70,10 @@ class RuntimeImpl {
   std::vector<Added> drain(bool abandoned) REQUIRES(mutex_);
   void begin_update(std::span<const WeightId> weights) REQUIRES(mutex_);
   void end_update() REQUIRES(mutex_);
+  std::vector<std::string> begin_write(std::span<const WeightId> weights, std::string_view what, std::string told,
+                                       bool begins) REQUIRES(mutex_);
+  void end_write() REQUIRES(mutex_);
+  void next_step() REQUIRES(mutex_);
   void publish(std::span<const WeightId> weights, const float* noop) REQUIRES(mutex_);
 
   // Captures: capture.cc. end_capture() throws away what does not `stand`, and what it throws for.
@@ -124,11 +128,17 @@ class RuntimeImpl {
   void publish_with_masters(std::span<Parameter* const> weights) REQUIRES(mutex_);
   std::vector<Parameter*> list_of(std::span<const WeightId> weights) const REQUIRES(mutex_);
 
+  // Their rows may be written from now on.
+  void open(std::vector<Parameter*> weights) REQUIRES(mutex_);
+  // They have been written. `later`: those that are published at their first use are.
+  void shut(bool later) REQUIRES(mutex_);
+
   std::vector<Parameter*> updating_ GUARDED_BY(mutex_);
   std::shared_ptr<CapturedPart> capturing_ GUARDED_BY(mutex_);  // null: nothing is recorded
   Mutex dropped_mutex_;
   std::vector<std::shared_ptr<CapturedPart>> dropped_ GUARDED_BY(dropped_mutex_);
   bool in_update_ GUARDED_BY(mutex_) = false;
+  bool writing_ GUARDED_BY(mutex_) = false;  // in a write that is no update; in_update_, too
   bool closed_ GUARDED_BY(mutex_) = false;
   bool options_agreed_ GUARDED_BY(mutex_) = false;
 };

@@ -125,31 +125,77 @@ void RuntimeImpl::begin_update(std::span<const WeightId> weights) {
   memory_->end_step();
   pool_->trim();
   if (context_.captures == 0) captured_pool_->trim();
-  for (Parameter* p : list) {
-    p->publication.current->store(false);
-    p->publication.digests.clear();
-    const int64_t gradient_bytes = bytes_of(p->gradient.dtype, p->weight.elements());
-    context_.note_host_read("update", *p, p->gradient.data, static_cast<size_t>(gradient_bytes));
-    context_.note_host_write("update", *p, p->shard->data(), p->shard->bytes());
-  }
-  updating_ = std::move(list);
+  for (const Parameter* p : list)
+    context_.note_host_read("update", *p, p->gradient.data,
+                            static_cast<size_t>(bytes_of(p->gradient.dtype, p->weight.elements())));
+  open(std::move(list));
   in_update_ = true;
 }
 
-void RuntimeImpl::end_update() {
-  if (!in_update_) fail(ErrorCode::kInvalidArgument, "end_update() without begin_update()"_message);
+void RuntimeImpl::open(std::vector<Parameter*> weights) {
+  for (Parameter* p : weights) {
+    p->publication.current->store(false);
+    p->publication.digests.clear();
+    context_.note_host_write("update", *p, p->shard->data(), p->shard->bytes());
+  }
+  updating_ = std::move(weights);
+}
+
+void RuntimeImpl::shut(bool later) {
   context_.compute->synchronize(context_.group.deadline());
   std::vector<Parameter*> now;
   for (Parameter* p : updating_) {
     context_.note_host_write("updated", *p, p->shard->data(), p->shard->bytes());
-    if (options_.publish == PublishAt::kFirstUse && !p->weight.in_place && !p->weight.spec.planes_only)
+    if (later && options_.publish == PublishAt::kFirstUse && !p->weight.in_place && !p->weight.spec.planes_only)
       p->publication.stale = true;
     else
       now.push_back(p);
   }
   publish_with_masters(now);
+}
+
+void RuntimeImpl::end_update() {
+  if (!in_update_ || writing_) fail(ErrorCode::kInvalidArgument, "end_update() without begin_update()"_message);
+  shut(true);
   in_update_ = false;
   ++context_.counters.updates;
+  agree_on_order();
+  consumptions_.end_update();
+}
+
+std::vector<std::string> RuntimeImpl::begin_write(std::span<const WeightId> weights, std::string_view what,
+                                                  std::string told, bool begins) {
+  if (in_update_) fail(ErrorCode::kInvalidArgument, "an update has begun and not ended"_message);
+  std::vector<Parameter*> list = list_of(weights);
+  for (const WeightId weight : weights) context_.started(weight);
+  std::erase_if(list, [](const Parameter* p) { return p->weight.spec.planes_only; });
+  publisher_.check_unwritten();
+  consumptions_.stop_reading();
+  context_.compute->synchronize(context_.group.deadline());
+  consumptions_.detach(list);
+  // No rank sends its part before it has stopped reading: the answers say that all have.
+  const TimePoint began = Clock::steady().now();
+  std::vector<std::string> answers = context_.group.exchange(what, std::move(told));
+  context_.counters.write_seconds += to_seconds(Clock::steady().now() - began);
+  if (!begins || std::ranges::any_of(answers, [&](const std::string& each) { return each != answers.front(); }))
+    return answers;
+  open(std::move(list));
+  in_update_ = writing_ = true;
+  return answers;
+}
+
+void RuntimeImpl::end_write() {
+  if (!writing_) fail(ErrorCode::kInvalidArgument, "end_write() without begin_write()"_message);
+  shut(false);
+  in_update_ = writing_ = false;
+  ++context_.counters.writes;
+}
+
+void RuntimeImpl::next_step() {
+  if (in_update_) fail(ErrorCode::kInvalidArgument, "an update has begun and not ended"_message);
+  consumptions_.begin_update();
+  memory_->end_step();
+  pool_->trim();
   agree_on_order();
   consumptions_.end_update();
 }

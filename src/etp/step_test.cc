@@ -125,6 +125,82 @@ TEST(StepTest, AValueThatIsNotFiniteIsAnErrorOnAllRanks) {
   });
 }
 
+TEST(StepTest, AWriteIsAnExchangeAndNoStep) {
+  run_ranks(3, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    std::vector<WeightId> weights;
+    for (int i = 0; i < 4; ++i)
+      weights.push_back(runtime.add({.name = fmt::format("w{}", i), .rows = 40, .columns = 4}));
+    for (const WeightId w : weights) fill_shard(runtime, w, 1);
+    runtime.start();
+    for (int version = 1; version < 20; ++version) {
+      // Versions follow each other at once, and one rank is slower than the others.
+      if (group.rank() == version % 3) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      for (const WeightId w : weights) {
+        const FullWeight full = runtime.acquire(w, Phase::kForward);
+        EXPECT_EQ(wrong_elements(full, w, version), 0);
+      }
+      for (const WeightId w : weights) {
+        EXPECT_THAT(runtime.begin_write({{w}}, "fill", "7"), testing::ElementsAre("7", "7", "7"));
+        fill_shard(runtime, w, version + 1);
+        runtime.end_write();
+      }
+    }
+    const RuntimeReport report = runtime.report();
+    EXPECT_EQ(report.writes, 19 * 4);
+    EXPECT_EQ(report.updates, 0);
+    EXPECT_EQ(report.drains, 0);
+    runtime.next_step();
+    runtime.update(weights, [] {});
+    EXPECT_EQ(runtime.version(weights[0]), 21);
+  });
+}
+
+TEST(StepTest, AWriteThatRanksDoNotMakeAlikeDoesNotBegin) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId w = runtime.add({.name = "w", .rows = 40, .columns = 4});
+    fill_shard(runtime, w, 1);
+    runtime.start();
+    const FullWeight before = runtime.acquire(w, Phase::kForward);
+    EXPECT_THAT(runtime.begin_write({{w}}, "fill", group.rank() == 0 ? "a" : "b"), testing::ElementsAre("a", "b"));
+    EXPECT_THAT(runtime.begin_write({{w}}, "fill", "c", false), testing::ElementsAre("c", "c"));
+    EXPECT_THAT(error_of([&] { runtime.end_write(); }), HasSubstr("end_write() without begin_write()"));
+    EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kForward), w, 1), 0);
+    EXPECT_EQ(runtime.version(w), 1);
+    // And what is held is not written under its holder.
+    runtime.begin_write({{w}}, "fill", "");
+    EXPECT_THAT(error_of([&] { runtime.begin_write({{w}}, "fill", ""); }), HasSubstr("has begun and not ended"));
+    EXPECT_THAT(error_of([&] { runtime.end_update(); }), HasSubstr("end_update() without begin_update()"));
+    EXPECT_THAT(error_of([&] { runtime.acquire(w, Phase::kForward); }), HasSubstr("is used inside an update"));
+    fill_shard(runtime, w, 2);
+    runtime.end_write();
+    EXPECT_EQ(wrong_elements(before, w, 1), 0);
+    EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kForward), w, 2), 0);
+  });
+}
+
+TEST(StepTest, AWriteAmidAForwardLeavesItsGradientsAndPlan) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId used = runtime.add({.name = "used", .rows = 40, .columns = 4});
+    const WeightId written = runtime.add({.name = "written", .rows = 40, .columns = 4, .format = "bf16"});
+    runtime.start();
+    for (int step = 0; step < 3; ++step) {
+      runtime.acquire(used, Phase::kForward);
+      runtime.begin_write({{written}}, "fill", "");
+      fill_shard(runtime, written, step);
+      runtime.end_write();
+      runtime.acquire(written, Phase::kForward, {.expects_backward = false});
+      produce_ones(runtime, used, 1);
+      EXPECT_THAT(runtime.drain(), testing::ElementsAre(Added{.weight = used, .round = 0, .ranks = 2}));
+      runtime.update({{used}}, [] {});
+    }
+    EXPECT_EQ(runtime.version(written), 4);
+    EXPECT_GE(runtime.report().prefetched, 2);
+  });
+}
+
 TEST(StepTest, AWeightIsPublishedAtItsFirstUse) {
   run_ranks(2, [](ShardGroup group) {
     RuntimeOptions options = prefetching();

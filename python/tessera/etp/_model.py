@@ -108,6 +108,8 @@ class ShardedModel(Closing):
         self.replicated: list[Replicated] = []
         self.micro_batch = 0  # backwards since the last update
         self.updating = False
+        self._wrote = False  # since the last use in a forward
+        self._unpublished = False  # values that are not finite, which are to be written again
         self._began = False  # its first forward
         self._reduces_others = True  # gradients of what is not sharded; else a wrapper does
         self._forwards = 0  # under way, of modules in which parameters look whole
@@ -258,6 +260,8 @@ class ShardedModel(Closing):
             return "recompute" if torch.is_grad_enabled() else "bwd"
         if self._tasks:
             self._recover()
+        if self._wrote:
+            self._next_step()
         return "fwd"
 
     def phase(self) -> str:
@@ -268,7 +272,16 @@ class ShardedModel(Closing):
             return "recompute"
         if self._tasks:
             self._recover()
+        if self._wrote:
+            self._next_step()
         return "fwd"
+
+    def _next_step(self) -> None:
+        """Writes of the program's own have taken the place of an update."""
+        self._wrote = False
+        if self.micro_batch > 0:
+            self.micro_batch = 0
+            self.runtime.next_step()
 
     def enter_backward(self) -> None:
         """Called by every node of the graph that has to do with weights."""
@@ -383,7 +396,7 @@ class ShardedModel(Closing):
 
     def end_update(self) -> None:
         """Collective: publishes them."""
-        self.updating = False
+        self.updating = self._wrote = False
         self.micro_batch = 0
         self.runtime.end_update()
         for weight in self.weights:
@@ -391,17 +404,33 @@ class ShardedModel(Closing):
         self.follow_frozen()
 
     @contextmanager
-    def writing(self, weights: Sequence[Listed]) -> Iterator[None]:
-        """Let rows of weights be written: once no rank reads them, and published at the end, unless that is a part of
-        an update. Collective."""
-        if self.updating or not weights:
-            yield
+    def writing(self, weights: Sequence[Listed], what: str, told: bytes, begins: bool) -> Iterator[Sequence[bytes]]:
+        """Tell all ranks what is to be written, and give what they have told. If that is the same, and `begins` holds,
+        no rank reads the weights, rows of them may be written, and they are published at the end. Collective."""
+        if self._tasks and _task_of_this_backward() == _NO_TASK:
+            self._recover()
+        if self._unpublished:
+            answers = self.core.exchange(what, told)
+        else:
+            numbers = [number for each in weights for number in each.numbers]
+            answers = self.runtime.begin_write(numbers, what, told, begins)
+        if not begins or any(answer != answers[0] for answer in answers):
+            yield answers
             return
-        self.begin_update(weights)
+        written = [each for each in self.weights if each in weights]
+        for weight in written:
+            if weight.together is not None:
+                weight.together.clear()
+        self.updating = True
         try:
-            yield
+            yield answers
         finally:
-            self.end_update()
+            self.updating = False
+            self._wrote = self._unpublished = True
+            self.runtime.end_write()
+            self._unpublished = False
+            for weight in written:
+                weight.drop_rows()
 
     def follow_frozen(self) -> None:
         """Parameters may be frozen, and released, at any time between backwards."""

@@ -20,6 +20,7 @@ can |
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 
 from .._errors import InvalidArgumentError
-from .store import Recipe, Spec, Store, agree, digest_of, refuse_difference, stamp_of
+from .store import Recipe, Spec, Store, agree, are_same, digest_of, refuse_difference, stamp_of, told_of
 from .tensor import LogicalTensor, Step, copy_of, follow, is_sharded, normal_mode
 
 aten = torch.ops.aten
@@ -417,18 +418,37 @@ def _written_rows(
         numbers += [repr(each.item()) for each in plain]
         plain = []
     stamp = stamp_of(func.name(), numbers, stamps)
-    if plain or is_weight:
-        if not agree(first.store, what, digest_of(_plain_of(each) for each in plain) + repr(stamp).encode()):
-            if not others:
-                raise refuse_difference(what)
-            return _whole(func, args, kwargs)
-        stamp = stamp_of(
-            func.name(), numbers, [*stamps, int.from_bytes(digest_of(map(_plain_of, plain))[:7], "little")]
-        )
     stores = [each.store for each in written]
-    if any(not spec.fits(each) or (is_sharded(each) and each.store in stores) for each in others):
-        return _whole(func, args, kwargs)
-    wholes = {id(each): each.whole() for each in others if isinstance(each, LogicalTensor)}
+    write = functools.partial(_write_rows, func, args, kwargs, written, _wholes_of(others))
+
+    def goes_on_rows() -> bool:
+        return all(spec.fits(each) and not (is_sharded(each) and each.store in stores) for each in others)
+
+    if not (plain or is_weight):
+        _require_writable(stores)
+        return write(stamp) if goes_on_rows() else _whole(func, args, kwargs)
+    told = digest_of(map(_plain_of, plain))
+    with _alike(stores, what, told + repr(stamp).encode()) as same:
+        if same:
+            stamp = stamp_of(func.name(), numbers, [*stamps, int.from_bytes(told[:7], "little")])
+            return write(stamp) if goes_on_rows() else _whole(func, args, kwargs)
+    if not others:
+        raise refuse_difference(what)
+    return _whole(func, args, kwargs)
+
+
+def _write_rows(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    written: list[LogicalTensor],
+    wholes: dict[int, torch.Tensor],
+    stamp: int,
+) -> Any:
+    """Do an operation in place on rows, with what goes along with them of other operands, of which `wholes` has those
+    that were gathered."""
+    spec = written[0].spec
+    assert spec is not None
 
     def rows_of(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -438,20 +458,23 @@ def _written_rows(
         plain = wholes.get(id(value), value)
         return spec.cut_operand(plain.to_dense() if plain.layout is not torch.strided else plain)
 
-    with _section(stores):
-        result = _call(func, rows_of, args, kwargs)
-        for store in stores:
-            store.written(stamp)
+    result = _call(func, rows_of, args, kwargs)
+    for each in written:
+        each.store.written(stamp)
     back = {id(each.rows): each for each in written}
     return _mapped(lambda value: back.get(id(value), value), result)
+
+
+def _wholes_of(tensors: list[torch.Tensor]) -> dict[int, torch.Tensor]:
+    return {id(each): each.whole() for each in tensors if isinstance(each, LogicalTensor)}
 
 
 def _plain_of(value: Any) -> Any:
     return value.whole() if isinstance(value, LogicalTensor) else value
 
 
-def _section(stores: list[Store]) -> Any:
-    """Wait until no rank reads the weights among the stores, let their rows be written, and publish them."""
+def _require_writable(stores: list[Store]) -> None:
+    """Throw where ranks are not at one place of their programs."""
     model = stores[0].model
     shared = [store for store in stores if store.kept and not (model.inline and store.weight is None)]
     if model.in_backward() and shared:
@@ -460,7 +483,23 @@ def _section(stores: list[Store]) -> Any:
             f"{store} would be written within a backward, whose nodes other ranks pass at another time: write it "
             "before the backward, or after it (a post-accumulate hook is after it)"
         )
-    return model.writing([store.weight for store in stores if store.weight is not None])
+
+
+@contextlib.contextmanager
+def _alike(stores: list[Store], what: str, digest: bytes, error: BaseException | None = None) -> Iterator[bool]:
+    """Tell whether all ranks would write the same, by one exchange. If so, no rank reads the weights among the stores,
+    their rows may be written, and they are published at the end."""
+    if error is None:
+        _require_writable(stores)
+    model = stores[0].model
+    weights = [store.weight for store in stores if store.weight is not None]
+    if any(store.weight is not None and store.model is not model for store in stores):
+        raise InvalidArgumentError(f"{what}: weights of several sharded models are written by one operation")
+    if not weights or model.updating:
+        yield agree(stores[0], what, digest, error)
+        return
+    with model.writing(weights, what, told_of(digest, error), error is None) as answers:
+        yield are_same(what, answers, error)
 
 
 def _whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -525,14 +564,14 @@ def _compared(
         for store in stores:
             store.become_own(wholes[store])
         return result
-    if agree(stores[0], what, b"" if error is not None else digest_of(wholes[store] for store in stores), error):
-        changed = [store for store in stores if not store.has(wholes[store])]
-        if changed:
-            with _section(changed):
-                for store in changed:
-                    store.take(wholes[store])
-                    store.written(0)
-        return result
+    digest = b"" if error is not None else digest_of(wholes[store] for store in stores)
+    changed = [] if error is not None else [store for store in stores if not store.has(wholes[store])]
+    with _alike(changed or stores[:1], what, digest, error) as same:
+        if same:
+            for store in changed:
+                store.take(wholes[store])
+                store.written(0)
+            return result
     if any(store.kept for store in stores):
         raise refuse_difference(what)
     for store in stores:

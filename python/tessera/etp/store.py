@@ -30,10 +30,13 @@ class Model(Protocol):
     core: _core.ShardGroup  # the ranks of all replicas
     replicas: int
     inline: bool  # gradients are reduced at once, at nodes that all ranks pass together
+    updating: bool  # rows of weights may be written already
 
     def in_forward(self) -> bool: ...
     def in_backward(self) -> bool: ...
-    def writing(self, weights: Sequence[Any]) -> contextlib.AbstractContextManager[None]: ...
+    def writing(
+        self, weights: Sequence[Any], what: str, told: bytes, begins: bool
+    ) -> contextlib.AbstractContextManager[Sequence[bytes]]: ...
 
 
 class Weight(Protocol):
@@ -324,8 +327,16 @@ def _bytes_of(tensor: torch.Tensor) -> Any:
 def agree(store: Store, what: str, digest: bytes, error: BaseException | None = None) -> bool:
     """Tell whether all ranks, of replicas too, have the same digest. An error of one rank is raised on all.
     Collective."""
-    told = b"\0" + digest if error is None else b"\1" + f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES]
-    answers = store.model.core.exchange(what, told)
+    return are_same(what, store.model.core.exchange(what, told_of(digest, error)), error)
+
+
+def told_of(digest: bytes, error: BaseException | None = None) -> bytes:
+    """Return what a rank tells of a write: what it would write, or why it cannot."""
+    return b"\0" + digest if error is None else b"\1" + f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES]
+
+
+def are_same(what: str, answers: Sequence[bytes], error: BaseException | None = None) -> bool:
+    """Tell whether all ranks have told the same. An error of one rank is raised on all."""
     if error is not None:
         raise error
     for rank, answer in enumerate(answers):

@@ -72,11 +72,17 @@ UseDecision Predictor::observe(const Consumption& use) {
   return {taken, dropped_, to_issue_};
 }
 
-std::span<const uint64_t> Predictor::update() {
+std::span<const uint64_t> Predictor::interrupt() {
   dropped_.clear();
+  for (ChainState& chain : chains_)
+    while (!chain.issued.empty()) drop(chain, chain.issued.size() - 1);
+  return dropped_;
+}
+
+std::span<const uint64_t> Predictor::update() {
+  interrupt();
   for (size_t i = 0; i < chains_.size(); ++i) {
     ChainState& chain = chains_.at(i);
-    while (!chain.issued.empty()) drop(chain, chain.issued.size() - 1);
     if (chain.cursor != start_of(i)) places_[chain.cursor].next = kEnd;
     chain.cursor = start_of(i);
   }

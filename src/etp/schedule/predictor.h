@@ -60,6 +60,8 @@ class Predictor {
   UseDecision observe(const Consumption& use);
   // The weights are about to change: the step ends here, and everything that is prefetched is dropped. Returns its ids.
   std::span<const uint64_t> update();
+  // They change amid a step, which goes on: what is prefetched is dropped. Returns its ids.
+  std::span<const uint64_t> interrupt();
   // The new versions are published: what the first uses of a step are expected to need.
   std::span<const Prefetch> start();
   // Uses of the chain are replayed, which are not observed. Where they begin a step, nothing else is expected to.
