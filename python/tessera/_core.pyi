@@ -1107,6 +1107,14 @@ class Report:
     def updates(self) -> int: ...
 
     @property
+    def writes(self) -> int:
+        """Of weights, between updates."""
+
+    @property
+    def write_seconds(self) -> float:
+        """That writes waited for other ranks and their reads."""
+
+    @property
     def exposed_seconds(self) -> float:
         """That uses waited for their weights."""
 
@@ -1301,6 +1309,15 @@ class EtpRuntime:
     def begin_update(self, weights: Sequence[int]) -> None: ...
 
     def end_update(self) -> None: ...
+
+    def begin_write(self, weights: Sequence[int], what: str, told: bytes, begins: bool = True) -> list[bytes]:
+        """
+        What all ranks have told; a write of these weights has begun if it is the same and `begins` holds.
+        """
+
+    def end_write(self) -> None: ...
+
+    def next_step(self) -> None: ...
 
     def publish(self, weights: Sequence[int]) -> None: ...
 

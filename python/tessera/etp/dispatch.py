@@ -65,6 +65,7 @@ class Kind(enum.Enum):
     WHOLE = enum.auto()
 
 
+@functools.cache
 def _name_of(func: Any) -> str:
     return func._schema.name.split("::")[1]  # type: ignore[no-any-return]
 
@@ -174,15 +175,26 @@ def _call(func: Any, function: Callable[[Any], Any], args: tuple[Any, ...], kwar
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Return the tensors that an operation writes."""
-    if not func._schema.is_mutable:
-        return []
     found = []
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[place] if place < len(args) else kwargs.get(argument.name)
+    for place, argument in _written_places(func):
+        value = args[place] if place < len(args) else kwargs.get(argument)
         found += [each for each in _flat((value,), {}) if isinstance(each, torch.Tensor)]
     return found
+
+
+@functools.cache
+def _written_places(func: Any) -> list[tuple[int, str]]:
+    return [
+        (place, argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+@functools.cache
+def _is_out(func: Any) -> bool:
+    """Tell whether its results are put into `out=`."""
+    return bool(func._schema.arguments[-1].is_out)
 
 
 def _numbers(flat: Iterable[Any]) -> list[Any]:
@@ -406,7 +418,7 @@ def _written_rows(
     first, spec = written[0], written[0].spec
     assert spec is not None
     name = _name_of(func)
-    if others and func._schema.arguments[-1].is_out:  # it may be given another size
+    if others and _is_out(func):  # it may be given another size
         return _whole(func, args, kwargs)
     forgets = name in _OVERWRITES and not first.chain
     stamps = [each.store.stamp for each in sharded if not (forgets and each is first)]

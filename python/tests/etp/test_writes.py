@@ -1,5 +1,5 @@
-"""Writes between steps: carried through alike on all ranks, with the bits of one process, or refused on all of them before
-any rank sees them."""
+"""Writes between steps: carried through alike on all ranks, with the bits of one process, or refused on all of them
+before any rank sees them."""
 
 from __future__ import annotations
 

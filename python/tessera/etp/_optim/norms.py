@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
@@ -16,7 +17,7 @@ from ..._errors import InvalidArgumentError
 from .._compile import left_out, opaque
 from .._group import Group
 from ..dispatch import SPECIAL
-from ..store import agree, refuse_difference, stamp_of
+from ..store import Store, agree, refuse_difference, stamp_of
 from ..tensor import LogicalTensor, is_sharded
 
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
@@ -199,7 +200,42 @@ def _vector_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     keepdim = args[3] if len(args) > 3 else False
     if not _is_gradient(x) or dim is not None or keepdim:
         return NotImplemented
-    return _scalar(_norms([x], float(order), together=True)[0], x, kwargs.get("dtype"))
+    return _scalar(_norm_of(x, float(order)), x, kwargs.get("dtype"))
+
+
+# By model and order: of stores whose norms have been taken, the versions that they are of, and those that nobody has
+# asked for yet.
+Known = weakref.WeakKeyDictionary[Store, tuple[tuple[int, int], float | None]]
+_known: weakref.WeakKeyDictionary[Any, dict[float, Known]] = weakref.WeakKeyDictionary()
+
+
+def _norm_of(x: LogicalTensor, order: float) -> float:
+    """Return a tensor's norm. Programs that clip take those of all gradients, one after another: with the second one,
+    the others' are taken in the same exchange."""
+    known = _known.setdefault(x.store.model, {}).setdefault(order, weakref.WeakKeyDictionary())
+    version, norm = known.get(x.store, (None, None))
+    if norm is None or version != _version_of(x):
+        asked = [x]
+        gradients = _gradients_of(x.store.model)
+        if any(x.store is each.store for each in gradients):
+            current = {id(each.store) for each in gradients if known.get(each.store, (None,))[0] == _version_of(each)}
+            if current - {id(x.store)}:
+                asked += [each for each in gradients if each.store is not x.store and id(each.store) not in current]
+        norms = _norms(list(asked), order, together=False)
+        known.update((each.store, (_version_of(each), found)) for each, found in zip(asked, norms, strict=True))
+        norm = norms[0]
+    known[x.store] = _version_of(x), None  # once: rows may be written in ways that nobody counts
+    return norm
+
+
+def _version_of(tensor: LogicalTensor) -> tuple[int, int]:
+    assert tensor.rows is not None
+    return tensor.store.version, tensor.rows._version
+
+
+def _gradients_of(model: Any) -> list[LogicalTensor]:
+    with DisableTorchFunctionSubclass():
+        return [each for each in (weight.parameter.grad for weight in model.weights) if _is_gradient(each)]
 
 
 def _foreach_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -533,6 +533,8 @@ class Weight(Matrix):
         if self._direct:
             if self.gradient is None:
                 self.gradient = self.gradient_of(memory.to(self.dtype))
+            else:
+                self.gradient.store.writes += 1
             return
         gradient: Any = self.gradient_of(memory.to(self.dtype))
         for hook in list((self.tensor_hooks or {}).values()):
