@@ -10,6 +10,7 @@
 
 #include "base/fail.h"
 #include "bindings.h"
+#include "checkpoint/region_digest.h"
 #include "etp_values.h"
 #include "tessera/checkpoint.h"
 
@@ -135,6 +136,20 @@ void bind_checkpoint(nb::module_& module) {
       "spread_over_files",
       [](const std::vector<TensorTuple>& tensors, int files) { return spread_over_files(infos_from(tensors), files); },
       nb::arg("tensors"), nb::arg("files"), "Which file each tensor goes to, so that they have about equal bytes.");
+  module.def(
+      "region_digest",
+      [](const std::string& dtype, const Shape& shape, const Intervals& dims, uintptr_t address) {
+        const nb::gil_scoped_release released;
+        const DType type = parse_dtype(dtype);
+        const Region region = region_from(dims);
+        const auto bytes = static_cast<size_t>(bytes_of(type, region.size()));
+        const Digest digest =
+            checkpoint::digest_of_region(type, shape, region, {at_address<const std::byte>(address), bytes});
+        return std::tuple(digest.d[0], digest.d[1]);
+      },
+      nb::arg("dtype"), nb::arg("shape"), nb::arg("region"), nb::arg("address"),
+      "The digest of a region's elements, which lie packed at `address` (docs/formats/digest.md): those of disjoint "
+      "regions add up, modulo 2^64.");
 }
 
 }  // namespace tessera::python

@@ -4,6 +4,7 @@
     model-7-00001-of-00002.safetensors ...          generation 7
     optimizer-7-00001-of-00002.safetensors ...
     optimizer-7.index.json
+    extra-7-00001-of-00002.pt ...
 
 Files have a hidden name until they are complete. Rank 0 does what is not of one file.
 """
@@ -24,13 +25,27 @@ from .._errors import AlreadyExistsError, InvalidArgumentError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MARK = "tessera"  # in the index's metadata: what save() wrote
-_OURS = re.compile(r"\.?(?:model|optimizer)-(\d{1,18})(?:-\d{5}-of-\d{5}\.safetensors|\.index\.json)(\.new)?")
+_OURS = re.compile(
+    r"\.?(?:model|optimizer|extra)-(\d{1,18})(?:-\d{5}-of-\d{5}\.(?:safetensors|pt)|\.index\.json)(\.new)?"
+)
 _HIDDEN_INDEX = f".{INDEX}.new"
 _MOST_BYTES = 100_000_000  # as the core reads
 
 
 def data_file(kind: str, generation: int, file: int, files: int) -> str:
     return f"{kind}-{generation}-{file + 1:05}-of-{files:05}.safetensors"
+
+
+def extra_file(generation: int, file: int, files: int) -> str:
+    return f"extra-{generation}-{file + 1:05}-of-{files:05}.pt"
+
+
+def extra_files(mark: dict[str, Any] | None) -> list[str]:
+    """Return the files of what is beside the tensors, by rank."""
+    digests, generation = (mark or {}).get("extra"), (mark or {}).get("generation")
+    if not isinstance(digests, list) or type(generation) is not int or generation < 0:
+        return []
+    return [extra_file(generation, file, len(digests)) for file in range(len(digests))]
 
 
 def optimizer_index(generation: int) -> str:
@@ -121,6 +136,7 @@ class Folder:
             if mark is None:
                 foreign = INDEX
             self._current = {INDEX, *_files_of(index)}
+            self._current.update(extra_files(mark))
             optimizer = (mark or {}).get("optimizer")
             if is_optimizer_index(optimizer):
                 self._current |= {optimizer, *_files_of(read_json(self._at(optimizer)))}

@@ -13,6 +13,7 @@ from .._tensors.layouts import is_dtensor
 from .._tensors.location import element_type
 from .._tensors.torch import torch_dtype
 from ..etp._optim.optimizers import numbered
+from ..etp._states.kinds import kind_of, require_kind, require_options
 from ..etp._views import local as etp_local
 from ..etp._weights.parameter import LogicalParameter
 from ..etp.tensor import is_sharded
@@ -153,6 +154,7 @@ class Saved(NamedTuple):
     tensors: dict[str, list[str]]  # keys by parameter
     values: dict[str, dict[str, Any]]
     groups: list[tuple[list[str], dict[str, Any]]]  # names and options
+    kind: str = ""  # torch's class; empty: another one's
 
 
 def saved_of(metadata: Mapping[str, Any], path: str) -> Saved:
@@ -170,6 +172,7 @@ def saved_of(metadata: Mapping[str, Any], path: str) -> Saved:
                 )
                 for group in groups
             ],
+            _text(metadata.get("kind", "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError):
         raise InvalidArgumentError(f"{path}: its metadata is no optimiser's that save() wrote") from None
@@ -199,6 +202,19 @@ def require_groups(optimizer: torch.optim.Optimizer, names: list[str], saved: Sa
                 f"{path}: param_groups[{number}] has no {min(mine - set(params))}, which is in that of this optimiser: "
                 "make it with the same groups"
             )
+
+
+def require_optimizer(optimizer: torch.optim.Optimizer, saved: Saved, path: str) -> None:
+    """Throw unless the saved state is one of this kind of optimiser."""
+    own = kind_of(optimizer)
+    if saved.kind and own and saved.kind != own:
+        raise InvalidArgumentError(
+            f"{path}: its optimiser is torch's {saved.kind}, and this one {type(optimizer).__name__}, whose state is "
+            "another: make the optimiser that was saved; load(model, None, path) loads only the model"
+        )
+    keys = {name: {*saved.tensors[name], *saved.values.get(name, {})} for name in saved.tensors}
+    require_kind(optimizer, keys.items(), path)
+    require_options(optimizer, [options for _, options in saved.groups], path)
 
 
 def state_tensor(key: str, dtype: str, shape: tuple[int, ...], of: Part, parameter: torch.Tensor) -> torch.Tensor:

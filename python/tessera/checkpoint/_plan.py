@@ -143,14 +143,14 @@ def _require_whole(tensors: dict[str, Tensor], owners: Iterable[tuple[str, Regio
         regions[name].append(region)
     for name, (_, _, shape) in tensors.items():
         total, found = size_of(_whole(shape)), sum(size_of(each) for each in regions[name])
-        if found != total or not _disjoint(regions[name]):
+        if found != total or not disjoint(regions[name]):
             raise MismatchError(
                 f"tensor {name} of shape {shape}: the ranks hold {found} elements of {total}, or some elements on "
                 "several ranks by different cuts: all ranks that hold a part of the model have to call"
             )
 
 
-def _disjoint(regions: list[Region]) -> bool:
+def disjoint(regions: list[Region]) -> bool:
     """Most are rows: neighbours by their first dim. Others are compared with each other."""
     if all(region and len(region[0]) == 1 for region in regions):
         rows = sorted(region[0][0] for region in regions)

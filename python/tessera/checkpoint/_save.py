@@ -12,7 +12,11 @@ import torch
 from .. import _core
 from .._arguments import text
 from .._errors import InvalidArgumentError, MismatchError
-from ._folder import INDEX, MARK, Folder, data_file, hidden, optimizer_index, path_of, remove
+from ..etp._states.kinds import kind_of
+from ._checksums import ZERO, Sum, added, of_region, sum_of, text_of
+from ._extra import digest_of, packed
+from ._extra import write as write_extra
+from ._folder import INDEX, MARK, Folder, data_file, extra_file, extra_files, hidden, optimizer_index, path_of, remove
 from ._optimizer import States, merged, states_of
 from ._parts import Part, parts_of, size_of
 from ._plan import Plan, heard, plan, told
@@ -25,6 +29,7 @@ def save(
     path: str | os.PathLike[str],
     *,
     metadata: Mapping[str, str] | None = None,
+    extra: Mapping[str, Any] | None = None,
     group: Any = None,
 ) -> None:
     """Writes a checkpoint of a model, and of an optimiser if one is given, in place of the last one.
@@ -38,6 +43,8 @@ def save(
             or plain: then all ranks have them alike, and one of them writes.
         path: A folder, which all ranks see; made if it is not there.
         metadata: Of the caller, in each file: a step, the name of a data set.
+        extra: Other state, of each rank its own, by name: whatever can be pickled (a random generator's state), or has
+            a state_dict() (a scheduler, a data loader). None: there is none.
         group: The ranks that save together: a torch ProcessGroup, or what etp.init_group() returns. None: torch's
             default group, else that of the ETP model, else this process.
 
@@ -49,10 +56,10 @@ def save(
     ranks = ranks_of(model, group)
     saving = _Saving(ranks)
     try:
-        saving.begin(model, optimizer, path, metadata)
+        saving.begin(model, optimizer, path, metadata, extra)
         ranks.share("save: create", saving.create)
-        ranks.share("save: write", saving.write)
-        old = ranks.share("save: commit", saving.commit)[0]
+        written = ranks.share("save: write", saving.write)
+        old = ranks.share("save: commit", lambda: saving.commit(written))[0]
         ranks.share("save: remove", lambda: remove(saving.path, list(old)[ranks.rank :: ranks.size]))
     finally:
         saving.end()
@@ -66,6 +73,7 @@ class _Files:
         self.plan = plan
         self.parts = {part.name: part for part in parts}
         self.writes = plan.writes[rank]
+        self.sums: dict[str, Sum] = {}  # of what this rank has written
 
     def names(self, generation: int) -> list[str]:
         count = len(self.plan.files)
@@ -93,20 +101,24 @@ class _Saving:
         self._made: list[str] = []  # by this rank, still with their hidden names
         self._files: list[_Files] = []
 
-    def begin(self, model: torch.nn.Module, optimizer: Any, path: Any, metadata: Any) -> None:
+    def begin(self, model: torch.nn.Module, optimizer: Any, path: Any, metadata: Any, extra: Any) -> None:
         parts: list[Part] = []
         states: list[States] = []
 
         def look() -> dict[str, Any]:
             self.path = path_of(path)
             self._metadata = _checked(metadata)
+            self._extra = None if extra is None else packed(extra)
             found = parts_of(model)
             parts.extend(found.parts.values())
             if optimizer is not None:
                 states.append(states_of(optimizer, found))
             said: dict[str, Any] = {"path": self.path, "metadata": self._metadata, "model": told(parts)}
+            said["tied"] = {name: primary for name, primary in found.names.items() if name != primary}
+            said["extra"] = None if self._extra is None else self._extra[1]
             if states:
                 said["optimizer"] = {"tensors": told(states[0].parts), **states[0].plain()}
+                said["kind"] = kind_of(optimizer)
             if self._ranks.rank == 0:
                 self._folder = Folder(self.path)
                 said["generation"] = self._folder.begin()
@@ -120,6 +132,13 @@ class _Saving:
                 )
             if len({"optimizer" in each for each in said}) > 1:
                 raise MismatchError("save(): some ranks give an optimizer and some do not")
+            if len({each["extra"] is None for each in said}) > 1:
+                raise MismatchError("save(): some ranks give extra and some do not: give {} where there is none")
+            if len({each.get("kind") for each in said}) > 1:
+                raise MismatchError("save(): ranks give optimizers of different classes")
+            self._tied = {name: primary for each in said for name, primary in each["tied"].items()}
+            self._kind = said[0].get("kind", "")
+            self._extras = [each["extra"] for each in said] if self._extra is not None else None
             self._generation = int(said[0]["generation"])
             self._plan(parts, states, said)
 
@@ -150,8 +169,9 @@ class _Saving:
                 self._made.append(path)
                 _core.SharedSafetensors.create(path, tensors, self._file_metadata(files))
 
-    def write(self) -> None:
-        """This rank's rows, into all files, beginning with its own: ranks then write different ones."""
+    def write(self) -> dict[str, Any]:
+        """This rank's rows, into all files, beginning with its own: ranks then write different ones. Returns checksums
+        of what it has written."""
         written = []
         for files in self._files:
             count = len(files.plan.files)
@@ -159,6 +179,14 @@ class _Saving:
                 written += self._write_into(files, (self._ranks.rank + step) % count)
         for file in written:
             file.sync()
+        sums = {files.kind: {name: text_of(found) for name, found in files.sums.items()} for files in self._files}
+        if self._extra is None:
+            return {"sums": sums}
+        content = self._extra[0]
+        path = self._hidden(extra_file(self._generation, self._ranks.rank, self._ranks.size))
+        self._made.append(path)
+        write_extra(path, content)
+        return {"sums": sums, "extra": digest_of(content)}
 
     def _write_into(self, files: _Files, number: int) -> list[_core.SharedSafetensors]:
         tensors = files.plan.files[number]
@@ -175,20 +203,32 @@ class _Saving:
                 count = size_of(region) * _core.bits_of(part.dtype) // 8
                 if region in regions:
                     file.write_slice(name, region, address, count)
+                    found = of_region(part.dtype, part.shape, region, address)
+                    files.sums[name] = added((files.sums.get(name, ZERO), found))
                 address += count
         return [file]
 
-    def commit(self) -> list[str]:
+    def commit(self, written: list[Any]) -> list[str]:
         """By rank 0: from hidden names to the checkpoint. Returns what it replaces: large files take long to remove."""
         if self._folder is None:
             return []
         generation = self._generation
         names = [name for files in self._files for name in files.names(generation)]
-        mark: dict[str, Any] = {"generation": generation}
+        sums = {files.kind: _sums(files, [each["sums"][files.kind] for each in written]) for files in self._files}
+        mark: dict[str, Any] = {"generation": generation, "checksums": sums["model"]}
+        if self._tied:
+            mark["tied"] = self._tied
+        if self._extras is not None:
+            mark["extra"] = [
+                {"checksum": each["extra"], "values": values}
+                for each, values in zip(written, self._extras, strict=True)
+            ]
+            names += extra_files(mark)
         indexes = {}
         for files in self._files[1:]:
             mark["optimizer"] = optimizer_index(generation)
-            indexes[mark["optimizer"]] = files.index(generation, self._plain)
+            plain = {**self._plain, "kind": self._kind, "checksums": sums["optimizer"]}
+            indexes[mark["optimizer"]] = files.index(generation, plain)
         indexes[INDEX] = self._files[0].index(generation, {MARK: mark})
         return self._folder.commit(names, indexes)
 
@@ -198,6 +238,13 @@ class _Saving:
                 os.unlink(path)
         if self._folder is not None:
             self._folder.close()
+
+
+def _sums(files: _Files, told: list[dict[str, str]]) -> dict[str, str]:
+    """Return the checksum of each tensor, from those of the parts that ranks have written."""
+    return {
+        name: text_of(added(sum_of(each[name]) for each in told if name in each)) for name in sorted(files.plan.file_of)
+    }
 
 
 def _checked(metadata: Any) -> dict[str, str]:
