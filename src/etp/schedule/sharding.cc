@@ -14,7 +14,7 @@ std::string to_string(const Sharding& sharding) {
 }
 
 int64_t alignment_of(const WeightFormat& format, int64_t pad_for_alignment) {
-  const int64_t least = format.alignment();
+  const int64_t least = format.quantised() ? format.alignment() : 1;
   if (pad_for_alignment < 0 || pad_for_alignment > kMaxAlignment)
     fail(ErrorCode::kInvalidArgument, "pad_for_alignment is {}: give 0 (no padding) to {} rows"_message,
          pad_for_alignment, kMaxAlignment);

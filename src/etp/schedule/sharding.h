@@ -40,9 +40,9 @@ inline constexpr int kMaxGroupRanks = 4096;
 inline constexpr int64_t kMaxAlignment = 1 << 20;
 inline constexpr int64_t kMaxRows = int64_t{1} << 40;
 
-// A of a weight: the larger of the format's and `pad_for_alignment`. Throws Error(kInvalidArgument) for a
-// `pad_for_alignment` below 0, for 0 with a quantised format, and for one above the format's alignment that is no
-// multiple of it (a block would have rows of two shards).
+// A of a weight: the larger of the format's, where it has blocks, and `pad_for_alignment`. Throws
+// Error(kInvalidArgument) for a `pad_for_alignment` below 0, for 0 with a quantised format, and for one above the
+// format's alignment that is no multiple of it (a block would have rows of two shards).
 int64_t alignment_of(const WeightFormat& format, int64_t pad_for_alignment);
 
 // Throws Error(kInvalidArgument) that names both for rows below 1 or a number of ranks that is not possible, and, where

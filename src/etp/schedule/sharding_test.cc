@@ -96,8 +96,11 @@ TEST(Alignment, IsTheLargerOfTheFormatsAndTheOption) {
   const WeightFormat bf16(DType::kBF16);
   const WeightFormat mxfp8(Format::kMxfp8);
   EXPECT_EQ(alignment_of(bf16, 0), 0);
-  EXPECT_EQ(alignment_of(bf16, 8), 16);
+  EXPECT_EQ(alignment_of(bf16, 1), 1);
+  EXPECT_EQ(alignment_of(bf16, 8), 8);
+  EXPECT_EQ(alignment_of(WeightFormat(Format::kNvfp4), 8), 16);
   EXPECT_EQ(alignment_of(bf16, 16), 16);
+  EXPECT_EQ(alignment_of(bf16, 24), 24);
   EXPECT_EQ(alignment_of(bf16, 48), 48);
   EXPECT_EQ(alignment_of(mxfp8, 16), 32);
   EXPECT_EQ(alignment_of(WeightFormat(Format::kFp8Block128x128), 16), 128);
