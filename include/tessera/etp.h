@@ -126,7 +126,8 @@ struct WeightSpec {
   std::optional<DType> compute = {};      // of gathered weights; default: the plain dtype that travels, else `dtype`
   std::optional<DType> gradient = {};     // of produced gradients; default: that of gathered weights
   std::optional<DType> accumulated = {};  // of this rank's gradient rows: f32 (default) or bf16
-  int pad_for_alignment = 16;  // rows of a shard are a multiple of the larger of it and the format's; 0: no padding
+  // Rows of a shard are a multiple of it, or of a quantised format's if that is larger; 0: no padding.
+  int pad_for_alignment = 16;
   bool frozen = false;
   // The shard is its quantised planes. They are written at each publication, from the rows of set_master().
   bool native = false;
@@ -407,12 +408,12 @@ class Runtime {
     write();
     end_update();
   }
-  // Collective, outside of an update: a write in between, which is no step. `told` says what is
-  // to be written, as it is the same only while the ranks write the same: returns what all have told, in order of
-  // ranks. If all have told the same and `begins` holds, a write has begun: no rank reads the weights any longer, shards
-  // may be written, and end_write() publishes them, also of PublishAt::kFirstUse, and also where this rank has nothing
-  // to write; else nothing has changed. `what` is for messages, and the same on all ranks. One exchange; the plan of
-  // uses goes on behind it, and so do gradients that are under way. Throws as begin_update() and end_update() do.
+  // Collective, outside of an update: a write in between, which is no step. `told` says what is to be written, and is
+  // the same on all ranks only if they write the same: returns what all have told, in order of ranks. If that is the
+  // same and `begins` holds, a write has begun: no rank reads the weights any longer, shards may be written, and
+  // end_write() publishes them, those of PublishAt::kFirstUse, too; else nothing has changed. `what` is for messages,
+  // and the same on all ranks. One exchange; the plan of uses goes on behind it, and so do gradients that are under
+  // way. Throws as begin_update() and end_update() do.
   std::vector<std::string> begin_write(std::span<const WeightId> weights, std::string_view what, std::string told,
                                        bool begins = true);
   void end_write();

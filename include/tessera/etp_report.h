@@ -70,7 +70,7 @@ struct RuntimeReport {
   int64_t replays = 0;        // of captures
   int64_t drains = 0;
   int64_t updates = 0;
-  int64_t writes = 0;  // between updates
+  int64_t writes = 0;          // between updates
   double exposed_seconds = 0;  // acquire() waited
   double write_seconds = 0;    // begin_write() waited, for other ranks and their reads
 };

@@ -832,6 +832,11 @@ def write_safetensors(path: str, tensors: Sequence[tuple[str, str, Sequence[int]
 def spread_over_files(tensors: Sequence[tuple[str, str, Sequence[int]]], files: int) -> list[int]:
     """Which file each tensor goes to, so that they have about equal bytes."""
 
+def region_digest(dtype: str, shape: Sequence[int], region: Sequence[Sequence[tuple[int, int]]], address: int) -> tuple[int, int]:
+    """
+    The digest of a region's elements, which lie packed at `address` (docs/formats/digest.md): those of disjoint regions add up, modulo 2^64.
+    """
+
 def launch(rank: int | None, world: int | None, group: tuple[int, int] | None) -> tuple[int, int]:
     """
     (rank, world size) of this process: what is given, else what the first of TESSERA_*, torchrun, MPI and Slurm says that says both, else those of `group`, else (0, 1).

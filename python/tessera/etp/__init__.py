@@ -17,23 +17,25 @@ step, update(), summon(), unshard_(), clip_grad_norm_(), load_optimizer_state_di
 torch.
 """
 
-from .._core import Forecast, PoolReport, Report, WeightReport
+from .._core import Forecast, PoolReport, WeightReport
 from ._chains import Stream, classify_etp_chains, streams, wait_async_comms
 from ._config import set_cuda_graph_scope, update_config
 from ._exact.conditions import Condition, Exactness, exactness
 from ._exact.verify import Difference, Verification, verify
 from ._forecast import forecast
 from ._group import Group, init_group
+from ._optim.muon import Muon
 from ._optim.norms import clip_grad_norm_
 from ._optim.optimizers import allow_optimizer
-from ._report import explain, report
+from ._report import Report, explain, report
 from ._shard import shard_module_, unshard_
 from ._states.optimizer import load_optimizer_state_dict, optimizer_state_dict
 from ._surface import tag_etp_params_with_names, wrap_module_params_etp
-from ._views import from_local, local, summon, update, whole
+from ._views import from_local, local, update, whole
 from ._weights.stack import Expert, Stack
 from ._weights.weight import Weight
 from .layers import Embedding, GroupedLinear, LayerNormLinear, LayerNormMLP, Linear, vocab_parallel_cross_entropy
+from .summoning import summon
 from .tensor import LogicalTensor
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "LayerNormMLP",
     "Linear",
     "LogicalTensor",
+    "Muon",
     "PoolReport",
     "Report",
     "Stack",

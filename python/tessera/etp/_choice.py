@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
@@ -14,6 +15,7 @@ from .._arguments import choice, elements, pattern
 from .._errors import InvalidArgumentError
 from ._making import is_plain
 from ._weights.weight import can_shard
+from .digests import is_plain_tensor
 
 Filter = Callable[[str, torch.nn.Parameter], bool]
 Pattern = str | re.Pattern[str]
@@ -29,59 +31,83 @@ class Chosen(NamedTuple):
     planes_only: bool  # native, and without a master
 
 
-def choose(
-    named: Named,
-    ranks: int,
-    filter: Filter | None,
-    min_elements: int,
-    formats: Mapping[Pattern, str],
-    native: Iterable[Pattern],
-    masters: str,
-) -> dict[str, Chosen]:
-    """Every weight that is to be sharded, by name; the arguments are those of shard_module_()."""
-    rules = [(pattern("formats", key), format) for key, format in formats.items()]
-    natives = [pattern("native", key) for key in elements("native", native, "a list of regular expressions")]
-    masters = choice("masters", masters, ("all", "trained"))
-    used: set[int] = set()
-    chosen: dict[str, Chosen] = {}
-    for name, parameter in named:
-        if parameter.dim() < 2 or not can_shard(parameter.dtype) or parameter.numel() < min_elements:
-            continue
-        if filter is not None and not filter(name, parameter):
-            continue
-        format = ""
-        for i, (rule, candidate) in enumerate(rules):
-            if rule.fullmatch(name):
-                format = candidate
-                used.add(i)
-                break
-        if ranks > 1 or format:
-            is_native = any(each.fullmatch(name) for each in natives)
-            if is_native and is_plain(format):
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Which parameters are sharded, and how: arguments of shard_module_()."""
+
+    ranks: int
+    filter: Filter | None
+    min_elements: int
+    rules: list[tuple[re.Pattern[str], str]]
+    natives: list[re.Pattern[str]]
+    masters: str
+
+    @staticmethod
+    def of(
+        ranks: int,
+        filter: Filter | None,
+        min_elements: int,
+        formats: Mapping[Pattern, str],
+        native: Iterable[Pattern],
+        masters: str,
+    ) -> Choice:
+        """Check the arguments of shard_module_()."""
+        rules = [(pattern("formats", key), format) for key, format in formats.items()]
+        natives = [pattern("native", key) for key in elements("native", native, "a list of regular expressions")]
+        return Choice(ranks, filter, min_elements, rules, natives, choice("masters", masters, ("all", "trained")))
+
+    def rule_of(self, name: str) -> int | None:
+        """Return the place of the format that a weight gets; None: it travels as it is."""
+        return next((i for i, (rule, _) in enumerate(self.rules) if rule.fullmatch(name)), None)
+
+    def of_parameter(self, name: str, parameter: torch.nn.Parameter) -> Chosen | None:
+        """Return how a parameter is sharded; None: it stays whole."""
+        if not is_plain_tensor(parameter):
+            return None
+        if parameter.dim() < 2 or not can_shard(parameter.dtype) or parameter.numel() < self.min_elements:
+            return None
+        if parameter.device.type not in ("cpu", "meta"):
+            return None
+        if self.filter is not None and not self.filter(name, parameter):
+            return None
+        rule = self.rule_of(name)
+        format = "" if rule is None else self.rules[rule][1]
+        if self.ranks == 1 and not format:
+            return None
+        is_native = any(each.fullmatch(name) for each in self.natives)
+        if is_native and is_plain(format):
+            raise InvalidArgumentError(
+                f"native: {name} travels as {format or 'it is'}, and a native shard is quantised: give it a format "
+                "such as 'nvfp4' in formats=, or no pattern in native="
+            )
+        return Chosen(format, is_native, is_native and self.masters == "trained" and not parameter.requires_grad)
+
+    def of_model(self, named: Named) -> dict[str, Chosen]:
+        """Return every weight that is to be sharded, by name. Throws if a pattern chooses nothing."""
+        chosen: dict[str, Chosen] = {}
+        for name, parameter in named:
+            how = self.of_parameter(name, parameter)
+            if how is not None:
+                chosen[name] = how
+        used = {self.rule_of(name) for name in chosen}
+        for i, (rule, format) in enumerate(self.rules):
+            if i not in used:
                 raise InvalidArgumentError(
-                    f"native: {name} travels as {format or 'it is'}, and a native shard is quantised: give it a format "
-                    "such as 'nvfp4' in formats=, or no pattern in native="
+                    f"formats: {rule.pattern!r} ({format}) gives no weight its format: weights are "
+                    f"{_some(name for name, _ in named)}; patterns are for whole names"
                 )
-            planes_only = is_native and masters == "trained" and not parameter.requires_grad
-            chosen[name] = Chosen(format, is_native, planes_only)
-    for i, (rule, format) in enumerate(rules):
-        if i not in used:
+        for each in self.natives:
+            if not any(each.fullmatch(name) for name in chosen):
+                raise InvalidArgumentError(
+                    f"native: {each.pattern!r} names no weight that is sharded: weights are {_some(chosen)}; patterns "
+                    "are for whole names"
+                )
+        if self.masters == "trained" and not any(each.planes_only for each in chosen.values()):
             raise InvalidArgumentError(
-                f"formats: {rule.pattern!r} ({format}) gives no weight its format: weights are "
-                f"{_some(name for name, _ in named)}; patterns are for whole names"
+                "masters='trained': no native weight is frozen: name some in native=, and freeze them by "
+                "requires_grad_(False) before shard_module_()"
             )
-    for each in natives:
-        if not any(each.fullmatch(name) for name in chosen):
-            raise InvalidArgumentError(
-                f"native: {each.pattern!r} names no weight that is sharded: weights are {_some(chosen)}; patterns are "
-                "for whole names"
-            )
-    if masters == "trained" and not any(each.planes_only for each in chosen.values()):
-        raise InvalidArgumentError(
-            "masters='trained': no native weight is frozen: name some in native=, and freeze them by "
-            "requires_grad_(False) before shard_module_()"
-        )
-    return chosen
+        return chosen
 
 
 def _some(names: Iterable[str]) -> str:

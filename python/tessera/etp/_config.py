@@ -48,7 +48,7 @@ def update_config(**options: Any) -> None:
     """Sets options of models that are sharded from now on. The same on all ranks. One that is refused changes nothing.
 
     Args:
-        pad_for_alignment: Rows of a shard are a multiple of it, or of its format's if that is larger; 0: no padding.
+        pad_for_alignment: Rows of a shard are a multiple of it, or of a quantised format's if larger; 0: no padding.
         weight_prefetch: False: every weight is gathered when it is used.
         prefetch: "auto" leaves prefetching out where this rank has fewer than two CPUs; "on" and "off".
         distance: How many uses ahead.

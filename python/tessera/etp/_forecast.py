@@ -11,10 +11,10 @@ from .._arguments import whole
 from .._core import Forecast
 from .._errors import AlreadyExistsError, InvalidArgumentError
 from ._autograd.modules import Constructed, has_group, only_reads
-from ._choice import Chosen, Filter, Named, Pattern, Shapes, choose, matrix_of
+from ._choice import Choice, Chosen, Filter, Named, Pattern, Shapes, matrix_of
 from ._compile import uncompiled
 from ._config import is_inline
-from ._making import add_to_forecast, forecast_with_options
+from ._making import add_to_forecast, can_reduce, forecast_with_options
 from ._refusals import require_shardable
 from ._report import sharded_model
 from ._weights.experts import expert_lists
@@ -63,14 +63,14 @@ def forecast(
     if ranks * replicas == 1:
         replicas = 1
     min_elements = whole("min_elements", min_elements, 0)
-    chosen = choose(named, ranks * replicas, filter, min_elements, formats or {}, native, masters)
+    chosen = Choice.of(ranks * replicas, filter, min_elements, formats or {}, native, masters).of_model(named)
     lists = expert_lists(experts, {name: each.shape for name, each in named}, chosen)
     shapes = Shapes.of(model, stacks)
     shapes.require_matrices(named, lists)
     told = _told(named, chosen, shapes, compute_dtype, lists + _lists_of_layers(model, named, chosen))
     if ranks * replicas > 1:
         for name, parameter in named:
-            if name not in chosen:
+            if name not in chosen and can_reduce(parameter):
                 told.add_replicated(parameter.numel(), dtype_name(parameter.dtype))
     return forecast_with_options(told, whole("rank", rank, 0, ranks - 1), ranks * replicas, replicas)
 

@@ -44,11 +44,15 @@ class Group(Closing):
         self.layers_made = 0
         self._models = 0
         self._closed = False
+        # A model's that has been made last: kept until all ranks have made it, which the next call of all ranks tells,
+        # as a rank may let its model go at once.
+        self._last: _core.ShardGroup | None = None
         close_at_exit(self)
 
     def of_model(self) -> _core.ShardGroup:
         """A group for one model, with the same ranks. Collective."""
-        return self.core.derive(self._next_name())
+        self._last = self.core.derive(self._next_name())
+        return self._last
 
     def with_replicas(self, dp: Group) -> _core.ShardGroup:
         """A group for one model: the ranks of all replicas, one replica after the other. Collective over both."""
@@ -61,7 +65,8 @@ class Group(Closing):
 
         _require_orthogonal(self, dp, exchange)
         rank, size = dp.rank * self.size + self.rank, dp.size * self.size
-        return _core.ShardGroup.over(exchange, rank, size, name, min(self.timeout, dp.timeout))
+        self._last = _core.ShardGroup.over(exchange, rank, size, name, min(self.timeout, dp.timeout))
+        return self._last
 
     def _next_name(self) -> str:
         if self._closed:
@@ -83,6 +88,7 @@ class Group(Closing):
             self._closed = True
             self.layers.clear()
             leave()
+            self._last = None
 
     def __deepcopy__(self, memo: Any) -> Group:
         return self

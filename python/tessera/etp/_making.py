@@ -13,7 +13,8 @@ from ._config import config, graphs
 from ._group import Group
 from ._model import ShardedModel
 from ._weights.stack import Stack
-from ._weights.weight import Weight, dtype_name
+from ._weights.weight import Weight, can_shard, dtype_name
+from .digests import comparable_digest, is_plain_tensor
 
 _PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -68,6 +69,7 @@ def add_weight(
     computed = _computed(full, format, compute_dtype)
     number = model.runtime.add(name, matrix[0], matrix[1], *_spec(full, format, computed), native, planes_only, copied)
     weight = Weight(model, [number], name, full, matrix, format, computed, native, planes_only)
+    weight.copied = copied
     model.weights.append(weight)
     return weight
 
@@ -162,12 +164,16 @@ def require_same_digests(group: Group, names: Sequence[str], digests: Sequence[b
                 )
 
 
-_DIGEST = 8
+_DIGEST = 8  # bytes
 
 
 def digest_of(name: str, parameter: torch.Tensor) -> bytes:
-    """Of name, shape, dtype and values."""
-    found = hashlib.blake2b(f"{name} {parameter.shape} {parameter.dtype}".encode(), digest_size=_DIGEST)
-    flat = parameter.detach().contiguous().reshape(-1).view(torch.uint8)
-    found.update(flat.numpy().data)
-    return found.digest()
+    """Return a digest of name, shape, dtype and values; of a subclass that does not give its values, of the facts."""
+    total = hashlib.blake2b(f"{name} {parameter.shape} {parameter.dtype}".encode(), digest_size=_DIGEST)
+    total.update(comparable_digest(parameter).encode())
+    return total.digest()
+
+
+def can_reduce(parameter: torch.Tensor) -> bool:
+    """Tell whether the runtime can add gradients of a parameter that is whole on every rank."""
+    return is_plain_tensor(parameter) and can_shard(parameter.dtype)

@@ -80,7 +80,7 @@ def _materialise(where: str, module: torch.nn.Module, init: Init | None, take: T
 
 def _without_values(like: torch.Tensor) -> torch.Tensor:
     with DisableTorchFunctionSubclass():
-        made = torch.empty(like.shape, dtype=like.dtype)
+        made = torch.empty_like(like, device="cpu")  # with its strides
     return made.fill_(torch.nan) if made.is_floating_point() else made
 
 

@@ -15,15 +15,22 @@ from torch.utils.hooks import RemovableHandle
 from .. import _core
 from .._closing import Closing, close_at_exit
 from .._errors import CancelledError, InvalidArgumentError
+from ._autograd.attention import attentive_class
 from ._autograd.generic import refuse_transforms
-from ._autograd.modules import Sharded, has_group
+from ._autograd.modules import Sharded, has_group, unsharded_class
 from ._compile import leave_out_of_graphs, left_out, refuse_compiled_autograd
 from ._group import Group
+from ._optim.batch import Batch, refuse_damaged
+from ._refusals import kind_refused
 from ._states.logical import watch_loading, watch_states
+from ._states.shared import SharedStates
 from ._weights.matrix import Listed
 from ._weights.parameter import LogicalParameter
 from ._weights.replicated import Replicated
 from ._weights.weight import Weight
+from .buffers import Buffers
+from .structure import Structure, changes, in_functional_call
+from .threads import Threads
 
 _task_of_this_backward = torch._C._current_graph_task_id
 _NO_TASK = -1
@@ -44,16 +51,6 @@ def _end_of(task: int) -> None:
 def models_of_this_process() -> list[ShardedModel]:
     """Of modules that somebody still has; in the order in which they were sharded, which is that of other ranks."""
     return sorted((model for model in _models if model.alive), key=lambda model: model.number)
-
-
-def require_in_place(places: Iterable[tuple[dict[str, Any], str, LogicalParameter]]) -> None:
-    """Throws if something has put another tensor in the place of a sharded parameter."""
-    for parameters, name, parameter in places:
-        if parameters.get(name) is not parameter:
-            raise InvalidArgumentError(
-                f"{parameter.etp.name} is sharded, and something has put another tensor in its place (to_empty(), an "
-                "assignment): replace weights before shard_module_(), or write rows within etp.update(model)"
-            )
 
 
 def _job_ranks(group: Group, core: _core.ShardGroup) -> tuple[int, ...] | None:
@@ -86,7 +83,7 @@ class Hook:
 
 
 class ShardedModel(Closing):
-    """The weights of one model, and its runtime. Used by one thread at a time.
+    """The weights of one model, and its runtime. Trained by one thread at a time; others may read meanwhile.
 
     The ranks meet at the end of the outermost backward, which adds all gradients, and when weights are updated.
     """
@@ -107,20 +104,31 @@ class ShardedModel(Closing):
         self.weights: list[Weight] = []
         self.replicated: list[Replicated] = []
         self.micro_batch = 0  # backwards since the last update
-        self.updating = False
         self._wrote = False  # since the last use in a forward
         self._unpublished = False  # values that are not finite, which are to be written again
-        self._began = False  # its first forward
-        self._reduces_others = True  # gradients of what is not sharded; else a wrapper does
-        self._forwards = 0  # under way, of modules in which parameters look whole
+        self._batch: Batch | None = None
+        self.awaits_backward = False  # a forward has begun whose backward has not ended
+        self.damaged: dict[Any, str] = {}  # weights that a step has written in part, and how that came
+        self.threads = Threads(group.timeout)
+        self._updating = False
+        self.structure: Structure | None = None  # of its module
+        self.adopt: Callable[[torch.nn.Module], None] | None = None  # what has changed there; collective
+        self.again: Callable[[], ShardedModel] | None = None  # one with its group and options; collective
+        self.copier: Callable[[ShardedModel, torch.nn.Module], Any] | None = None  # what deepcopy() of modules calls
+        self.publish = "update"
+        self._looking = False
+        self.foreign: dict[str, torch.Tensor] = {}  # frozen parameters whose gradients nobody could add
+        self.buffers: Buffers | None = None
         self._meeting = False
         self.anchor = torch.zeros((), requires_grad=True)  # autograd's way to a weight that is not its input
         self.anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
         self.wanted: set[int] | None = None
         self._handles: list[RemovableHandle] = []
         self._module: Callable[[], torch.nn.Module | None] = lambda: None
+        self._changed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # modules with attributes of ours
         self._tasks: list[int] = []  # of backwards under way, outermost first
         self.companions: weakref.WeakSet[ShardedModel] = weakref.WeakSet()  # in one module with it: they meet together
+        self.states: SharedStates | None = None  # optimisers', where other ranks read them
         self.number = ShardedModel._made
         ShardedModel._made += 1
         _models.add(self)
@@ -135,32 +143,23 @@ class ShardedModel(Closing):
 
     def watch(self, module: torch.nn.Module) -> None:
         """Follows what is frozen, makes an update of load_state_dict(), and takes gradients of what is whole."""
-        places = [
-            (each._parameters, name, parameter)
-            for each in module.modules()
-            for name, parameter in each._parameters.items()
-            if isinstance(parameter, LogicalParameter)
-        ]
-        known: set[str | int] = {
-            each for name, parameter in module.named_parameters() for each in (name, id(parameter))
-        }
+        threads = self.threads
 
         def begin(root: torch.nn.Module, *_: Any) -> None:
             leave_out_of_graphs()
             refuse_transforms(self.weights[0].name if self.weights else type(root).__name__)
-            if not self._began:
-                self._began = True
-                self._look_at(root)
-                self._require_no_others(root, known)
-            if self.idle:
-                require_in_place(places)
+            self.enter_forward()
+            self.look(thorough=True)
+            if self.idle and threads.trains_here():
                 self.follow_frozen()
 
         def enter(*_: Any) -> None:
-            self._forwards += 1
+            self.enter_forward()
+            threads.forwards += 1
+            self.look()
 
         def leave(*_: Any) -> None:
-            self._forwards = max(0, self._forwards - 1)
+            threads.forwards = max(0, threads.forwards - 1)
 
         self._module = weakref.ref(module)
         name = type(module).__name__
@@ -182,50 +181,71 @@ class ShardedModel(Closing):
                 ]
         for replicated in self.replicated:
             replicated.attach()
+        for each in module.modules():
+            if self.copier is None:
+                break
+            if any(isinstance(parameter, LogicalParameter) for parameter in each.parameters()):
+                each.__dict__["__deepcopy__"] = self.copier(self, each)
+                self._changed.add(each)
+                kind = attentive_class(each)
+                if kind is not None:
+                    each.__class__ = kind
+        self.structure = Structure(module)
+        changes.watch()
+
+    def look(self, thorough: bool = False) -> bool:
+        """Adopt what has changed in the module since the last look, and tell whether something has. Collective, then.
+
+        Args:
+            thorough: Also compare known places: not every change is counted.
+        """
+        structure, module = self.structure, self._module()
+        if structure is None or (structure.is_current and not thorough):
+            return False
+        if self.adopt is None or module is None or self._looking or not self.idle:
+            return False
+        if not (self.threads.trains_here() or torch.is_grad_enabled()):  # another thread's forward, to be read
+            return False
+        if (structure.is_current and structure.stands()) or in_functional_call():
+            return False
+        self._looking = True
+        try:
+            self.adopt(module)
+        finally:
+            self._looking = False
+        return self.structure is not structure
 
     def watch_tied(self, module: torch.nn.Module) -> None:
         """It has got one of the weights."""
         self._handles += watch_states(module, self)
-
-    def _look_at(self, root: torch.nn.Module) -> None:
-        """What fully_shard() has put in the place of a whole parameter is its own to reduce."""
-        present = {id(parameter) for parameter in root.parameters()}
-        for replicated in self.replicated:
-            if id(replicated.parameter) not in present:
-                replicated.detach()
-        self.replicated = [each for each in self.replicated if id(each.parameter) in present]
 
     def leave_replicated(self) -> None:
         """To a wrapper of the model, which averages gradients of what is not sharded."""
         for replicated in self.replicated:
             replicated.detach()
         self.replicated.clear()
-        self._reduces_others = False
-
-    def _require_no_others(self, root: torch.nn.Module, known: set[str | int]) -> None:
-        """In the first forward: nobody would add the other ranks' gradients of a parameter that is new. `known` are
-        names and ids; fully_shard() puts others in the place of a known name."""
-        if self.core.size == 1 or not self._reduces_others:
-            return
-        for name, parameter in root.named_parameters():
-            if isinstance(parameter, LogicalParameter) or not parameter.requires_grad:
-                continue
-            if name not in known and id(parameter) not in known:
-                raise InvalidArgumentError(
-                    f"{name} has come to the model after shard_module_(), and its gradients would not be added over "
-                    "the ranks: add adapters and heads before it"
-                )
+        module = self._module()
+        if module is not None:
+            self.structure = Structure(module)
 
     def unwatch(self) -> None:
         """Leaves the module and its whole parameters as they were."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for each in self._changed:
+            each.__dict__.pop("__deepcopy__", None)
+            if attentive_class(each) is type(each):
+                each.__class__ = unsharded_class(type(each))
+        self._changed.clear()
+        self.structure = None
         for replicated in self.replicated:
             replicated.detach()
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
+        """Leave the module alone for a while. What changes there is found by the next look."""
+        structure = self.structure
         self.unwatch()
         try:
             yield
@@ -233,6 +253,7 @@ class ShardedModel(Closing):
             module = self._module()
             if module is not None:
                 self.watch(module)
+                self.structure = structure
 
     @property
     def alive(self) -> bool:
@@ -241,24 +262,51 @@ class ShardedModel(Closing):
     @property
     def idle(self) -> bool:
         """Neither a backward nor an update is under way."""
-        return not self._tasks and not self.updating
+        return not self._tasks and not self._updating
+
+    @property
+    def updating(self) -> bool:
+        """Whether this thread is within an update. Reads of others wait for its end."""
+        return self._updating and self.threads.trains_here()
+
+    @property
+    def batch(self) -> Batch | None:
+        """The step that is under way in this thread."""
+        return self._batch if self._batch is None or self.threads.trains_here() else None
+
+    @batch.setter
+    def batch(self, batch: Batch | None) -> None:
+        if batch is not None:
+            self.threads.take_over("a step", self._name, self._under_way)
+        self._batch = batch
 
     # --- backwards
 
     def in_forward(self) -> bool:
         """Tell whether a module that has sharded weights of its own, or the root, computes."""
-        return self._forwards > 0
+        return self.threads.forwards > 0
 
     def in_backward(self) -> bool:
         """Tell whether a node of a backward runs now: hooks that are called once gradients have been added are behind
         it."""
         return not self._meeting and _task_of_this_backward() != _NO_TASK
 
+    def enter_forward(self) -> None:
+        """Publish what a step has written, if its closure computes now. Throw if a step has damaged weights."""
+        if self.damaged:
+            refuse_damaged(self)
+        if self.threads.trains_here():
+            self.awaits_backward |= torch.is_grad_enabled()
+        if self.batch is not None:
+            self.batch.pause()
+
     def reading_phase(self) -> str:
         """Return the phase of an operation by the dispatcher that reads a weight now."""
+        if self.damaged:
+            refuse_damaged(self)
         if self.in_backward():
             return "recompute" if torch.is_grad_enabled() else "bwd"
-        if self._tasks:
+        if self._tasks and self.threads.trains_here():
             self._recover()
         if self._wrote:
             self._next_step()
@@ -267,13 +315,16 @@ class ShardedModel(Closing):
     def phase(self) -> str:
         """Of a forward use of a weight that happens now."""
         task = _task_of_this_backward()
+        self.enter_forward()
         if task != _NO_TASK:
             self._join(task)
             return "recompute"
-        if self._tasks:
+        if self._tasks and self.threads.trains_here():
             self._recover()
         if self._wrote:
             self._next_step()
+        if self.structure is not None and not self.structure.is_current:
+            self.look()
         return "fwd"
 
     def _next_step(self) -> None:
@@ -295,6 +346,7 @@ class ShardedModel(Closing):
         if task in self._tasks:
             return
         refuse_compiled_autograd(self.weights[0].name if self.weights else "the model")
+        self.threads.take_over("a backward", self._name, self._under_way)
         self._tasks.append(task)
         joined = _joined.setdefault(task, [])
         joined.append(self)
@@ -303,13 +355,28 @@ class ShardedModel(Closing):
         for each in self.companions:
             each._join(task)
 
+    def require_alone(self, what: str) -> None:
+        """Throw if another thread is within a backward or an update: calls of all ranks have one order."""
+        self.threads.require_alone(what, self._name, self._under_way)
+
+    @property
+    def _name(self) -> str:
+        return f"{self.weights[0].name} and others" if self.weights else "the model"
+
+    @property
+    def _under_way(self) -> str:
+        return "an update" if self._updating else "a backward" if self._tasks else ""
+
     def leave(self, task: int) -> None:
         """The backward has ended."""
         if task in self._tasks:
             del self._tasks[self._tasks.index(task) :]  # those within have ended, or failed
         if not self._tasks:
+            self.awaits_backward = False
             self.drain()
             self.micro_batch += 1
+            if self.buffers is not None:
+                self.buffers.settle()
 
     def _recover(self) -> None:
         """After a backward or an optimiser's step that failed: the other ranks are told, or get its weights; those of
@@ -318,7 +385,7 @@ class ShardedModel(Closing):
             each._recover_alone()
 
     def _recover_alone(self) -> None:
-        if self.updating:
+        if self._updating:
             self.end_update()
         if self._tasks:
             for task in self._tasks:
@@ -376,6 +443,7 @@ class ShardedModel(Closing):
 
     def begin_update(self, weights: Iterable[Listed]) -> None:
         """Collective: no rank reads these weights any longer, and their rows may be written."""
+        self.threads.take_over("an update", self._name, self._under_way)
         if self.updating:
             raise InvalidArgumentError(
                 f"{self.weights[0].name} and others: an update is under way; updates of one model do not nest"
@@ -383,22 +451,33 @@ class ShardedModel(Closing):
         if self._tasks and _task_of_this_backward() == _NO_TASK:
             self._recover()
         updated = list(weights)
+        self._make_states()
 
         def meeting() -> list[tuple[int, int, int]]:
-            self.runtime.begin_update([number for weight in updated for number in weight.numbers])
-            self.updating = True
+            self.threads.keep_readers_out(self._name)
+            try:
+                self.runtime.begin_update([number for weight in updated for number in weight.numbers])
+            except BaseException:
+                self.threads.let_readers_in()
+                raise
+            self._updating = True
             return self.runtime.added()
 
         self._meet(meeting)
+        self.begin_states()
         for weight in self.weights:
             if weight.together is not None:
                 weight.together.clear()
 
     def end_update(self) -> None:
         """Collective: publishes them."""
-        self.updating = self._wrote = False
+        self.end_states()
+        self._updating = self._wrote = False
         self.micro_batch = 0
-        self.runtime.end_update()
+        try:
+            self.runtime.end_update()
+        finally:
+            self.threads.let_readers_in()
         for weight in self.weights:
             weight.drop_rows()
         self.follow_frozen()
@@ -406,31 +485,78 @@ class ShardedModel(Closing):
     @contextmanager
     def writing(self, weights: Sequence[Listed], what: str, told: bytes, begins: bool) -> Iterator[Sequence[bytes]]:
         """Tell all ranks what is to be written, and give what they have told. If that is the same, and `begins` holds,
-        no rank reads the weights, rows of them may be written, and they are published at the end. Collective."""
+        no rank reads these weights or any state, rows of them may be written, and they are published at the end.
+        Collective."""
+        self.threads.take_over("a write", self._name, self._under_way)
         if self._tasks and _task_of_this_backward() == _NO_TASK:
             self._recover()
-        if self._unpublished:
-            answers = self.core.exchange(what, told)
-        else:
-            numbers = [number for each in weights for number in each.numbers]
-            answers = self.runtime.begin_write(numbers, what, told, begins)
-        if not begins or any(answer != answers[0] for answer in answers):
-            yield answers
-            return
-        written = [each for each in self.weights if each in weights]
-        for weight in written:
-            if weight.together is not None:
-                weight.together.clear()
-        self.updating = True
+        if weights:
+            self.threads.keep_readers_out(self._name)
         try:
-            yield answers
-        finally:
-            self.updating = False
-            self._wrote = self._unpublished = True
-            self.runtime.end_write()
-            self._unpublished = False
+            if self._unpublished or not weights:
+                answers = self.core.exchange(what, told)
+            else:
+                numbers = [number for each in weights for number in each.numbers]
+                answers = self.runtime.begin_write(numbers, what, told, begins)
+            if not begins or any(answer != answers[0] for answer in answers):
+                yield answers
+                return
+            self.begin_states()
+            written = [each for each in self.weights if each in weights]
             for weight in written:
-                weight.drop_rows()
+                if weight.together is not None:
+                    weight.together.clear()
+            self._updating = bool(weights)
+            try:
+                yield answers
+            finally:
+                self.end_states()
+                self._updating = False
+                if weights:
+                    self._wrote = self._unpublished = True
+                    self.runtime.end_write()
+                    self._unpublished = False
+                    for weight in written:
+                        weight.drop_rows()
+        finally:
+            if weights:
+                self.threads.let_readers_in()
+
+    def _make_states(self) -> None:
+        """Make room for states that other ranks read. Collective the first time."""
+        if self.states is None and self.group.size > 1:
+            self.states = SharedStates(self.core, self.group.rank, self.group.size, self.group.timeout)
+
+    def begin_states(self) -> None:
+        """Let states of optimisers be written and made: all ranks have come. Collective the first time."""
+        self._make_states()
+        if self.states is not None:
+            self.states.begin()
+
+    def end_states(self) -> None:
+        """Let other ranks read them."""
+        if self.states is not None:
+            self.states.end()
+
+    def give_up_backward(self, in_closure: bool) -> None:
+        """Tell the others, if they wait for the gradients of a backward that has failed here, or that a closure has not
+        come to, that these will not come."""
+        if _task_of_this_backward() != _NO_TASK:
+            return
+        if self._tasks:
+            self._recover()
+        elif in_closure and self.awaits_backward:
+            self._meet(self._abandon)
+            self._discard()
+
+    def damage(self, weights: Iterable[Listed], why: str) -> None:
+        """Refuse uses of weights that are written in part, until mend()."""
+        self.damaged |= dict.fromkeys(weights, why)
+
+    def mend(self, weights: Iterable[Listed]) -> None:
+        """Weights have been loaded."""
+        for weight in weights:
+            self.damaged.pop(weight, None)
 
     def follow_frozen(self) -> None:
         """Parameters may be frozen, and released, at any time between backwards."""
@@ -439,3 +565,9 @@ class ShardedModel(Closing):
                 weight.follow_frozen()
         for replicated in self.replicated:
             replicated.follow()
+        for name, parameter in self.foreign.items():
+            what = kind_refused(parameter) if parameter.requires_grad else None
+            if what is not None:
+                raise InvalidArgumentError(
+                    f"{name} was frozen when the model was sharded, is trained now, and is {what}"
+                )

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import torch
 import torch.distributed
-from torch.nn.utils.parametrize import is_parametrized
 
 from .. import _core
 from .._errors import InvalidArgumentError
@@ -26,24 +25,24 @@ def require_shardable(model: torch.nn.Module, named: Iterable[tuple[str, torch.n
             raise InvalidArgumentError(
                 f"shard_module_: {name or 'the model'} is a {wrapper}: shard the model first, then wrap it"
             )
-        if is_parametrized(module):
-            raise InvalidArgumentError(
-                f"shard_module_: {name or 'the model'} is parametrised: remove_parametrizations() first"
-            )
         if isinstance(module, torch.nn.Embedding) and (module.sparse or module.max_norm is not None):
             raise InvalidArgumentError(
                 f"shard_module_: {name or 'the model'} is an Embedding with sparse=True or max_norm, which writes or "
                 "differentiates its weight in other ways: turn them off"
             )
     for name, parameter in named:
-        what = _kind(parameter)
+        what = kind_refused(parameter)
         if what is not None:
             raise InvalidArgumentError(f"shard_module_: {name} is {what}")
 
 
-def _kind(parameter: torch.nn.Parameter) -> str | None:
+def kind_refused(parameter: torch.Tensor) -> str | None:
+    """Return why the gradient of a parameter could not be added over ranks, and what can be done; None: it can, or it
+    is frozen, and needs none."""
     if torch.nn.parameter.is_lazy(parameter):
         return "not initialised yet: run the lazy module once before"
+    if not parameter.requires_grad and type(parameter).__name__ != "DTensor":
+        return None
     if type(parameter.data).__name__ == "DTensor" or type(parameter).__name__ == "DTensor":
         return "a DTensor: ETP shards plain parameters, before or instead of other parallelism"
     if parameter.is_quantized:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -11,16 +12,18 @@ import torch
 from .._arguments import whole
 from .._errors import AlreadyExistsError, InvalidArgumentError
 from ._autograd.modules import Constructed, has_group, only_reads, put, sharded_class, unsharded_class
-from ._choice import Chosen, Filter, Pattern, Place, Shapes, choose, matrix_of
+from ._choice import Choice, Chosen, Filter, Pattern, Place, Shapes, matrix_of
 from ._compile import leave_out_of_graphs, uncompiled
 from ._config import is_inline
 from ._group import Group
-from ._making import add_stack, add_weight, digest_of, make_runtime, require_same, require_same_digests
+from ._making import add_stack, add_weight, can_reduce, digest_of, make_runtime, require_same, require_same_digests
 from ._meta import Init, is_on_meta, materialise
 from ._model import ShardedModel
 from ._optim.optimizers import watch_optimizers
 from ._refusals import require_shardable
+from ._states.loading import watch_loads
 from ._states.logical import watch_ties
+from ._states.names import note_names
 from ._views import models_of, places_of
 from ._views import whole as whole_of
 from ._weights.experts import expert_lists, gather_together
@@ -28,6 +31,10 @@ from ._weights.parameter import LogicalParameter
 from ._weights.replicated import Replicated
 from ._weights.weight import Weight, dtype_name, keep_part
 from ._wrappers import leave_out_of_ddp, put_back_into_ddp, watch_wrappers
+from .adopt import Adopter
+from .buffers import Buffers, require_same_buffers, rules_of
+from .copying import Copier
+from .structure import is_script
 
 
 def shard_module_(
@@ -48,6 +55,7 @@ def shard_module_(
     nonfinite: str = "error",
     init: Init | None = None,
     stacks: Filter | None = None,
+    buffers: str | Mapping[Pattern, str] = "broadcast",
 ) -> torch.nn.Module:
     """Cuts the model's matrices along dim 0 over the ranks of a group, in place, and returns it.
 
@@ -90,6 +98,10 @@ def shard_module_(
         init: Called with each module that has parameters or buffers on the meta device, to fill these.
         stacks: Called with name and parameter of those of three dims: whether they are experts. None: those of two
             slices or more are, in modules of other classes than torch.nn's.
+        buffers: What becomes of buffers that a forward has changed, such as BatchNorm's running statistics, at the end
+            of a backward: "broadcast": all ranks take rank 0's. "mean": floating-point ones are averaged, others are
+            rank 0's. "own": each rank keeps its own, which are not compared either. Or one of these by regular
+            expressions for whole names; the first match counts, others are broadcast.
     """
     if not isinstance(group, Group):
         raise InvalidArgumentError(f"shard_module_: group {group!r}: give what etp.init_group() returns")
@@ -106,7 +118,10 @@ def shard_module_(
         raise AlreadyExistsError("shard_module_: the model is sharded already: etp.unshard_() undoes it")
     _require_replicas(model, replicas)
     require_shardable(model, named)
-    chosen = choose(named, ranks, filter, min_elements, formats or {}, native, masters)
+    choice = Choice.of(ranks, filter, min_elements, formats or {}, native, masters)
+    scripted = {id(each) for module in model.modules() if is_script(module) for each in module.parameters()}
+    chosen = choice.of_model([(name, each) for name, each in named if id(each) not in scripted])
+    rules = rules_of(buffers)
     lists = expert_lists(experts, {name: parameter.shape for name, parameter in named}, chosen)
     if not chosen and ranks > 1 and not layers:
         raise InvalidArgumentError(
@@ -116,15 +131,20 @@ def shard_module_(
     groups = [group] if dp is None else [group, dp]
     for one in groups:
         require_same(one, [(name, parameter) for name, parameter in named if not parameter.is_meta])
+        if any(True for _ in model.buffers()):
+            held = {name: each for name, each in model.named_buffers() if not each.is_meta}
+            require_same_buffers(one.core, held, rules)
     sharded = None
     with torch.device("cpu"):  # whatever the default is
         if chosen or (named and ranks > 1):
-            core = group.of_model() if dp is None or dp.size == 1 else group.with_replicas(dp)
-            runtime = make_runtime(core, reduction, publish, nonfinite, replicas)
-            sharded = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / ranks)
+            sharded = _make_model(group, dp, reduction, publish, nonfinite, inline)
         shapes = Shapes.of(model, stacks)
         shapes.require_matrices(named, lists)
-        _take(model, groups, _Cut(sharded, shapes, compute_dtype, publish), named, chosen, init)
+        on_meta = [name for name, each in model.named_buffers() if each.is_meta]
+        cut = _Cut(sharded, shapes, compute_dtype, publish)
+        _take(model, groups, cut, named, chosen, init)
+        for one in groups if on_meta else ():
+            require_same_buffers(one.core, {name: model.get_buffer(name) for name in on_meta}, rules)
     if sharded is not None:
         gather_together(sharded.weights, lists)
         for module in model.modules():
@@ -133,11 +153,16 @@ def shard_module_(
         sharded.runtime.start()
         for weight in sharded.weights:
             weight.drop_rows()
+        sharded.adopt = Adopter(sharded, choice.of_parameter, cut.make)
+        if any(True for _ in model.buffers()):
+            sharded.buffers = Buffers(sharded.core, model, rules)
         sharded.watch(model)
         watch_optimizers()
+        watch_loads()
         watch_ties()
         watch_wrappers()
         leave_out_of_graphs()
+    note_names(model)
     models = models_of(model)
     if sharded is not None and not sharded.weights:  # all is whole, beside layers that were constructed sharded
         models.append(sharded)
@@ -146,6 +171,19 @@ def shard_module_(
     if models:
         leave_out_of_ddp(model)
     return given
+
+
+def _make_model(
+    group: Group, dp: Group | None, reduction: str, publish: str, nonfinite: str, inline: bool
+) -> ShardedModel:
+    """Make a model without weights. Collective."""
+    replicas = 1 if dp is None else dp.size
+    core = group.of_model() if dp is None or dp.size == 1 else group.with_replicas(dp)
+    runtime = make_runtime(core, reduction, publish, nonfinite, replicas)
+    made = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / (group.size * replicas))
+    made.again = functools.partial(_make_model, group, dp, reduction, publish, nonfinite, inline)
+    made.copier, made.publish = Copier, publish
+    return made
 
 
 def _take(
@@ -173,7 +211,11 @@ def _take(
                 put(module, place, full)
                 if isinstance(full, LogicalParameter):  # of a constructed layer, which this module is tied to
                     full.etp.model.watch_tied(module)
-        if name is not None and sharded is not None and math.prod(each.size for each in groups) > 1:
+        if name is None or sharded is None or math.prod(each.size for each in groups) == 1:
+            return
+        if not can_reduce(full):
+            sharded.foreign[name] = full
+        else:
             number = sharded.runtime.add_replicated(name, full.numel(), dtype_name(full.dtype))
             sharded.replicated.append(Replicated(sharded, number, name, full))
 
@@ -241,6 +283,15 @@ class _Cut:
     def take(
         self, sharded: ShardedModel, name: str, full: torch.nn.Parameter, how: Chosen, places: list[Place]
     ) -> None:
+        """Cut a parameter, and put what is sharded into its places."""
+        parameter = self.make(sharded, name, full, how, places).parameter
+        for module, place in places:
+            put(module, place, parameter)
+
+    def make(
+        self, sharded: ShardedModel, name: str, full: torch.nn.Parameter, how: Chosen, places: list[Place]
+    ) -> Weight:
+        """Cut a parameter, and prepare the modules that have it."""
         if self.shapes.is_stack(name, full, places):
             weight: Weight = add_stack(
                 sharded, name, full, how.format, self.compute_dtype, self.publish, how.native, how.planes_only
@@ -251,11 +302,11 @@ class _Cut:
             weight = add_weight(
                 sharded, name, full, matrix, how.format, self.compute_dtype, how.native, how.planes_only, copied
             )
-        parameter = weight.parameter
         if full.grad is not None:
-            parameter.grad = weight.gradient_of(weight.cut(full.grad).clone())
+            weight.parameter.grad = weight.gradient_of(weight.cut(full.grad).clone())
         for module, place in places:
-            put(module, place, parameter)
-            kind = sharded_class(module) if place == "weight" and not sharded.inline else None
+            fast = place == "weight" and not sharded.inline and weight.stride is None
+            kind = sharded_class(module) if fast else None
             if kind is not None:
                 module.__class__ = kind
+        return weight

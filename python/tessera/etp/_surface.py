@@ -10,6 +10,7 @@ from .._arguments import elements, flag
 from .._errors import InvalidArgumentError
 from ._group import Group
 from ._shard import shard_module_
+from ._states.names import note_names
 from ._weights.parameter import LogicalParameter
 
 
@@ -48,3 +49,4 @@ def tag_etp_params_with_names(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, LogicalParameter):
             parameter.etp.rename(name)
+    note_names(model)

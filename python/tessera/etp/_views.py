@@ -9,12 +9,11 @@ import torch
 
 from .._errors import InvalidArgumentError
 from ._autograd.inline import Whole
-from ._autograd.modules import put, unsharded_class
 from ._model import ShardedModel
 from ._optim.norms import plain
 from ._states.logical import UncutState
 from ._weights.parameter import LogicalParameter
-from ._weights.weight import Weight, keep_part
+from ._weights.weight import Weight
 from .store import Store
 from .tensor import LogicalTensor, is_sharded
 
@@ -54,6 +53,10 @@ def update(model: torch.nn.Module) -> Iterator[None]:
     """
     with ExitStack() as updates:
         for each in models_of(model):
+            if each.batch is not None:  # of a step
+                each.batch.begin([weight for weight in _weights_of(model) if weight.model is each])
+                continue
+            each.look()
             each.begin_update([weight for weight in _weights_of(model) if weight.model is each])
             updates.callback(each.end_update)
         yield
@@ -102,39 +105,6 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, LogicalTensor):
         return tensor
     return Whole.apply(tensor)  # type: ignore[no-any-return, no-untyped-call]
-
-
-@contextmanager
-def summon(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Within it, the model has full weights, to be read: state_dict(), save_pretrained(), a copy. Collective.
-
-    It needs memory for the whole model. A weight that has been written is an error when it is left: use etp.update().
-    """
-    held = places_of(model)
-    full: dict[Weight, torch.nn.Parameter] = {}
-    for _, _, parameter in held:
-        if parameter.etp not in full:
-            full[parameter.etp] = torch.nn.Parameter(whole(parameter).detach(), requires_grad=False)
-            keep_part(parameter, full[parameter.etp])
-    kinds = [type(module) for module, _, _ in held]
-    with ExitStack() as unwatched:
-        for each in models_of(model):
-            unwatched.enter_context(each.unwatched())
-        for module, name, parameter in held:
-            put(module, name, full[parameter.etp])
-            module.__class__ = unsharded_class(type(module))
-        try:
-            yield model
-        finally:
-            for (module, name, parameter), kind in zip(held, kinds, strict=True):
-                module.__class__ = kind
-                put(module, name, parameter)
-    for _, _, parameter in held:
-        if full[parameter.etp]._version != 0:
-            raise InvalidArgumentError(
-                f"{parameter.etp.name} was written within summon(), which gives weights to be read: write this rank's "
-                "rows within etp.update(model)"
-            )
 
 
 def _weights_of(model: torch.nn.Module) -> list[Weight]:

@@ -45,6 +45,7 @@ _ON_ROWS = frozenset(
 )  # besides Tag.pointwise
 _UNSAFE_VIEWS = words("_unsafe_view unsafe_split unsafe_split_with_sizes unsafe_chunk")
 _OVERWRITES = words("copy_ fill_ zero_")
+_NEW = words("new_empty new_empty_strided new_full new_ones new_zeros")  # which need a dtype and a device only
 _PRODUCTS = words(
     "mm bmm addmm addmm_ baddbmm baddbmm_ addbmm mv addmv dot linear matmul convolution _convolution "
     "convolution_backward "
@@ -436,8 +437,11 @@ def _written_rows(
     def goes_on_rows() -> bool:
         return all(spec.fits(each) and not (is_sharded(each) and each.store in stores) for each in others)
 
-    if not (plain or is_weight):
+    model = first.store.model
+    is_shared = any(store.shared is not None for store in stores) and not model.updating
+    if not plain and (model.batch is not None or not (is_weight or is_shared)):  # a batch compares stamps at its end
         _require_writable(stores)
+        _begin_batch(stores)
         return write(stamp) if goes_on_rows() else _whole(func, args, kwargs)
     told = digest_of(map(_plain_of, plain))
     with _alike(stores, what, told + repr(stamp).encode()) as same:
@@ -497,18 +501,29 @@ def _require_writable(stores: list[Store]) -> None:
         )
 
 
+def _begin_batch(stores: list[Store]) -> None:
+    """Let a step that is under way begin its writes of weights."""
+    batch = stores[0].model.batch
+    weights = [store.weight for store in stores if store.weight is not None]
+    if batch is not None and weights:
+        batch.begin(weights)
+
+
 @contextlib.contextmanager
 def _alike(stores: list[Store], what: str, digest: bytes, error: BaseException | None = None) -> Iterator[bool]:
-    """Tell whether all ranks would write the same, by one exchange. If so, no rank reads the weights among the stores,
-    their rows may be written, and they are published at the end."""
+    """Tell whether all ranks would write the same, by one exchange. If so, no rank reads the weights and states among
+    the stores, their rows may be written, and they are published at the end."""
     if error is None:
         _require_writable(stores)
     model = stores[0].model
     weights = [store.weight for store in stores if store.weight is not None]
     if any(store.weight is not None and store.model is not model for store in stores):
         raise InvalidArgumentError(f"{what}: weights of several sharded models are written by one operation")
-    if not weights or model.updating:
-        yield agree(stores[0], what, digest, error)
+    if model.batch is not None or model.updating or not (weights or any(store.shared is not None for store in stores)):
+        same = agree(stores[0], what, digest, error)
+        if same:
+            _begin_batch(stores)
+        yield same
         return
     with model.writing(weights, what, told_of(digest, error), error is None) as answers:
         yield are_same(what, answers, error)
@@ -519,7 +534,7 @@ def _whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     keeps its rows of it."""
     name = _name_of(func)
     product = name in _PRODUCTS
-    facts_only = name.endswith("_like") and name != "resize_as_like"
+    facts_only = (name.endswith("_like") and name != "resize_as_like") or name in _NEW
     written = [each for each in _written(func, args, kwargs) if is_sharded(each)]
     stores = list(dict.fromkeys(each.store for each in written))
     wholes: dict[Store, torch.Tensor] = {}

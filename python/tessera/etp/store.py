@@ -30,8 +30,10 @@ class Model(Protocol):
     core: _core.ShardGroup  # the ranks of all replicas
     replicas: int
     inline: bool  # gradients are reduced at once, at nodes that all ranks pass together
-    updating: bool  # rows of weights may be written already
+    batch: Any  # the Batch of a step that is under way, or None
 
+    @property
+    def updating(self) -> bool: ...  # rows of weights may be written already
     def in_forward(self) -> bool: ...
     def in_backward(self) -> bool: ...
     def writing(
@@ -49,6 +51,15 @@ class Weight(Protocol):
     def asks_nobody(self) -> bool: ...
     def pull(self, product: bool) -> torch.Tensor: ...
     def rows_to_write(self) -> torch.Tensor: ...
+
+
+class Shared(Protocol):
+    """What a state's store needs of its rows in memory that other ranks read."""
+
+    @property
+    def readable(self) -> bool: ...
+    def note(self, stamp: int) -> None: ...
+    def read(self, what: str, spec: Spec, rows: torch.Tensor, stamp: int) -> tuple[torch.Tensor, list[int]]: ...
 
 
 class Spec:
@@ -178,6 +189,7 @@ class Store:
         recipe: How the whole is made again of what can be pulled. None: by a gather of rows.
         writes: How often it has been written.
         saved: It is a value of a state_dict(): programs that save it may ask for memory with all of it.
+        shared: Of an optimiser's state: its rows where other ranks read them.
     """
 
     __slots__ = (
@@ -192,6 +204,7 @@ class Store:
         "recipe",
         "rows",
         "saved",
+        "shared",
         "spec",
         "stamp",
         "stride",
@@ -220,6 +233,7 @@ class Store:
         self.saved = weight is not None
         self.blank = False
         self.recipe: Recipe | None = None
+        self.shared: Shared | None = None
         self.writes = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Store:
@@ -235,8 +249,8 @@ class Store:
         return torch.empty_strided(self.spec.shape, tuple(self.stride), dtype=self.dtype, device="meta")
 
     def whole(self, product: bool = False) -> torch.Tensor:
-        """Return the whole tensor, to be read. Of a parameter it is pulled and nobody is asked; of others this is
-        collective.
+        """Return the whole tensor, to be read. Of a parameter and an optimiser's state it is pulled and nobody is
+        asked; of others this is collective.
 
         Args:
             product: It becomes a factor of a product, which takes what a weight's format makes of its values.
@@ -245,13 +259,17 @@ class Store:
             return self.own
         if self.blank:
             found = torch.empty(self.spec.shape, dtype=self.dtype)
-        elif self.weight is not None:
+        elif self.weight is not None and (self.rows is None or not (self.model.updating and self.model.batch)):
             found = self.weight.pull(product)
         elif self.recipe is not None and self.asks_nobody():
             return self.recipe.make()
         else:
             assert self.rows is not None
-            found, stamps = self.spec.gather(f"the rows of {self}", self.rows, self.stamp)
+            what = f"the rows of {self}"
+            if self.shared is not None and self.shared.readable:
+                found, stamps = self.shared.read(what, self.spec, self.rows, self.stamp)
+            else:
+                found, stamps = self.spec.gather(what, self.rows, self.stamp)
             self._require_same(stamps)
         if self.stride is None:
             return found.contiguous()
@@ -268,13 +286,23 @@ class Store:
             return True
         if self.weight is not None:
             return self.weight.asks_nobody()
+        if self.shared is not None and self.shared.readable:
+            return True
         return self.recipe is not None and self.recipe.stands()
 
     def written(self, stamp: int) -> None:
         """Note that all ranks have written its rows."""
+        self.move_stamp(stamp)
+        if self.model.batch is not None:
+            self.model.batch.note(self)
+
+    def move_stamp(self, stamp: int) -> None:
+        """Note what its values come from now."""
         self.stamp = stamp
         self.writes += 1
         self.blank, self.recipe = False, None
+        if self.shared is not None:
+            self.shared.note(stamp)
 
     def _require_same(self, stamps: list[int]) -> None:
         other = next((rank for rank, stamp in enumerate(stamps) if stamp != stamps[0]), None)

@@ -144,7 +144,7 @@ class LogicalTensor(torch.Tensor):
     def expert(self) -> Any:
         """Return the expert of a stack that the chain selects; None: it has more than one."""
         experts = getattr(self.store.weight, "experts", None)
-        if experts is None or not self.chain or self.store.own is not None:
+        if experts is None or not self.chain or self.store.own is not None or self.store.stride is not None:
             return None
         step = self.chain[0]
         if step.func is torch.ops.aten.select.int and step.args[0] in (0, -3):
@@ -308,10 +308,16 @@ class LogicalTensor(torch.Tensor):
         if id(self) in memo:
             return memo[id(self)]  # type: ignore[no-any-return]
         with torch.no_grad():
-            copied = copy_of(self)
+            copied = self._copied()
         copied.requires_grad_(self.requires_grad)
         memo[id(self)] = copied
         return copied
+
+    def _copied(self) -> torch.Tensor:
+        """Return a copy: of a value of a state_dict() all of it, so that any rank may save it alone; else of rows."""
+        if not self.store.saved or self.store.own is not None or not self.store.asks_nobody():
+            return copy_of(self)
+        return torch.empty_strided(self.shape, self.stride(), dtype=self.dtype).copy_(self.whole())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Is the whole tensor in a file."""

@@ -57,10 +57,10 @@ class ShardedLinear(Sharded, torch.nn.Linear):
 
     @left_out
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        parameter = self._parameters["weight"]
+        parameter = self._parameters.get("weight")
         if not isinstance(parameter, LogicalParameter):
             return super().forward(input)
-        return apply_linear(input, parameter, self._parameters["bias"], False)
+        return apply_linear(input, parameter, self._parameters.get("bias"), False)
 
 
 class ShardedEmbedding(Sharded, torch.nn.Embedding):
@@ -68,7 +68,7 @@ class ShardedEmbedding(Sharded, torch.nn.Embedding):
 
     @left_out
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        parameter = self._parameters["weight"]
+        parameter = self._parameters.get("weight")
         if not isinstance(parameter, LogicalParameter):
             return super().forward(input)
         return apply_embedding(input, parameter, self.padding_idx, self.scale_grad_by_freq)
@@ -79,10 +79,10 @@ class ShardedConv1D(Sharded):
 
     @left_out
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parameter = self._parameters["weight"]
+        parameter = self._parameters.get("weight")
         if not isinstance(parameter, LogicalParameter):
             return super().forward(x)  # type: ignore[no-any-return]
-        return apply_linear(x, parameter, self._parameters["bias"], True)
+        return apply_linear(x, parameter, self._parameters.get("bias"), True)
 
 
 ShardedLinear.unsharded = torch.nn.Linear  # type: ignore[attr-defined]

@@ -11,8 +11,10 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 
 from .._model import ShardedModel
+from .._optim.muon import Muon
 from .._optim.optimizers import is_elementwise
 from .._views import model_of
+from ..buffers import Buffers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Condition:
     """One thing that equal bits need.
 
     Attributes:
-        name: "ranks", "gradients", "order", "operators", "processes" or "optimizer".
+        name: "ranks", "gradients", "order", "operators", "buffers", "processes" or "optimizer".
         holds: Whether it is so.
         found: What was found; where it does not hold, what would have to change.
     """
@@ -79,6 +81,8 @@ def _conditions(sharded: ShardedModel, optimizer: torch.optim.Optimizer | None) 
         yield Condition(
             "operators", False, "torch may take those whose order of additions varies: use_deterministic_algorithms()"
         )
+    if sharded.buffers is not None:
+        yield _buffers(sharded, sharded.buffers)
     yield _processes(sharded)
     if optimizer is not None:
         yield _optimizer(sharded, optimizer)
@@ -122,6 +126,22 @@ def _order(sharded: ShardedModel) -> Condition:
     return Condition("order", True, "gradients are added in the order of micro-batches")
 
 
+def _buffers(sharded: ShardedModel, buffers: Buffers) -> Condition:
+    """One process makes one forward after the other, and each changes what the one before has left."""
+    moving = buffers.moving or buffers.expected()
+    if not moving:
+        return Condition("buffers", True, "equal on all ranks, and no forward has changed them")
+    name, mode = moving[0]
+    kept = {"broadcast": "take rank 0's", "mean": "take the mean", "own": "keep their own"}[mode]
+    return Condition(
+        "buffers",
+        False,
+        f"forwards change {name}, on each rank by its own tokens, and ranks {kept} at the end of a backward (in "
+        "DistributedDataParallel, of the next forward): one process counts every micro-batch; eval() of that module "
+        "leaves it as it is",
+    )
+
+
 def _processes(sharded: ShardedModel) -> Condition:
     """Products of small matrices differ between one thread and two."""
     own = {
@@ -147,7 +167,14 @@ def _processes(sharded: ShardedModel) -> Condition:
 def _optimizer(sharded: ShardedModel, optimizer: torch.optim.Optimizer) -> Condition:
     kind = type(optimizer)
     if not is_elementwise(kind):
-        return Condition("optimizer", False, f"{kind.__name__} does not update every element by itself")
+        return Condition(
+            "optimizer",
+            False,
+            f"{kind.__name__} is not known to update every element by itself: its steps have the bits of one process "
+            "unless they go by norms of gradients, whose last bits may differ",
+        )
+    if issubclass(kind, Muon):
+        return Condition("optimizer", True, "etp.Muon has the bits of torch.optim.Muon")
     momentum = isinstance(optimizer, torch.optim.SGD) and any(group["momentum"] for group in optimizer.param_groups)
     narrow = next((each for each in sharded.weights if each.dtype != torch.float32), None)
     if momentum and narrow is not None:

@@ -1,9 +1,16 @@
-"""Optimisers: each step of one that holds sharded parameters is an update, by hooks that see every optimiser."""
+"""Optimisers: each step of one that holds sharded parameters is a batch of writes, whatever its class.
+
+Three kinds of steps (`_Way`). Elementwise ones of torch, and those that allow_optimizer() names, compute on rows.
+etp.Muon does, too, and moves matrices itself. Every other step runs as it is, on logical tensors, operation by
+operation of the dispatcher. A step within a step (a wrapper's, a super().step()) is a part of the outer one's batch.
+"""
 
 from __future__ import annotations
 
+import enum
 import functools
-import hashlib
+import logging
+import struct
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,15 +20,19 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..._errors import InvalidArgumentError, MismatchError
+from ..._errors import InvalidArgumentError
 from .._compile import left_out, suspend
+from .._model import models_of_this_process
 from .._refusals import require_same_ranks
 from .._weights.matrix import Model
 from .._weights.parameter import LogicalParameter
 from .._weights.replicated import is_replicated
 from .._weights.weight import Weight
-from ..store import agree, digest_of, refuse_difference
-from ..tensor import LogicalTensor, is_sharded
+from .batch import Batch, Updates, refuse_damaged
+from .promise import Promise
+from .rows import HandedOver, counts_writes, logical_state
+
+_log = logging.getLogger(__name__)
 
 # Their steps treat every element by itself, so that rows of a weight are updated as in the whole one.
 _ELEMENTWISE = {
@@ -43,25 +54,48 @@ _ELEMENTWISE = {
 _allowed: set[type[torch.optim.Optimizer]] = set()
 
 
+class _Way(enum.Enum):
+    """How the step of a class runs."""
+
+    ROWS = enum.auto()  # on this rank's rows
+    PROMISED = enum.auto()  # on rows, as the user has promised: the first step is compared
+    DISPATCHED = enum.auto()  # on logical tensors
+
+
 def numbered(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torch.Tensor]]:
     """The parameters as state_dict() numbers them."""
     return enumerate(parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
-Updates = list[tuple[Model, list[Weight]]]
-_expected: dict[int, Updates] = {}  # by optimiser: what its step, whose hooks are being called, will write
-
-
 def allow_optimizer(kind: type[torch.optim.Optimizer]) -> None:
-    """Says that an optimiser's step treats every element by itself, so that it may hold sharded parameters. torch's own
-    are known."""
+    """Promise that an optimiser's step treats every element by itself, so that it can compute on this rank's rows.
+
+    It is a matter of speed: any optimiser is right without it. torch's own are known. The first step of each optimiser
+    of the class is compared with a step of plain torch, on one parameter, and a difference is refused. An optimiser
+    that holds another one runs as without the promise; the one that it holds may still compute on rows.
+
+    Args:
+        kind: A class of optimisers.
+    """
     if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
         raise InvalidArgumentError(f"allow_optimizer({kind!r}): give a class of optimisers")
     _allowed.add(kind)
 
 
 def is_elementwise(kind: type[torch.optim.Optimizer]) -> bool:
-    return kind in _allowed or getattr(kind.step, "__module__", "") in _ELEMENTWISE
+    """Tell whether steps of a class compute on rows."""
+    return kind in _allowed or _computes_on_rows(kind.step)
+
+
+def _computes_on_rows(step: Any) -> bool:
+    return getattr(step, "__module__", "") in _ELEMENTWISE or getattr(step, "computes_on_rows", False)
+
+
+def _way_of(step: Any, optimizer: torch.optim.Optimizer) -> _Way:
+    if _computes_on_rows(step):
+        return _Way.ROWS
+    holds = any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values())
+    return _Way.PROMISED if type(optimizer) in _allowed and not holds else _Way.DISPATCHED
 
 
 def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
@@ -74,6 +108,8 @@ def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
                     if not parameter.requires_grad and parameter.grad is None:
                         continue
                     weight = parameter.etp
+                    if weight.parameter is not parameter:  # another one has taken its place in the model
+                        continue
                     found.setdefault(weight.model.number, (weight.model, []))[1].append(weight)
                 elif parameter.grad is None and "sharded_as" in parameter.__dict__:
                     raise InvalidArgumentError(
@@ -120,187 +156,200 @@ def _warn_of_others(optimizer: torch.optim.Optimizer, models: list[Model]) -> No
         )
 
 
+# --- steps
+
+
 @left_out
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    updates = updates_of(optimizer)
-    if not updates:
+    """Before any step: have the step of this class see to sharded parameters."""
+    for known in models_of_this_process():  # whose new parameters may be all that this one holds
+        known.look()
+    if optimizer in _looked_at and getattr(type(optimizer).step, "in_batch", False):
         return
-    kind = type(optimizer)
-    if not is_elementwise(kind):
-        raise InvalidArgumentError(
-            f"{kind.__name__} holds {updates[0][1][0].name}, which is sharded, and its step does not treat every "
-            "element by itself: take an elementwise optimiser (AdamW, SGD, ...), leave the weight out of "
-            "shard_module_() by filter=, or, if every element is updated by itself, call etp.allow_optimizer() with "
-            "its class"
-        )
-    if optimizer not in _looked_at:
-        _look_at(optimizer, [model for model, _ in updates])
-    _enter_step(kind)
-    _expected[id(optimizer)] = updates
+    updates = updates_of(optimizer)
+    if updates:
+        if optimizer not in _looked_at:
+            _look_at(optimizer, [model for model, _ in updates])
+        _enter_step(type(optimizer))
 
 
 def _enter_step(kind: type[torch.optim.Optimizer]) -> None:
-    """Have the steps of a class, and of those that it derives from, hand rows over.
+    """Put a batch around the steps of a class, and of those that it derives from.
 
     torch decorates `step` of each class once, with a function that calls all hooks around it. It finds the step in a
-    cell of its closure when it comes to it: there it is inside of all hooks, and a user's see logical tensors."""
+    cell of its closure when it comes to it: there the batch is inside of all hooks, and a user's see logical tensors.
+    Elementwise steps of classes that have not been decorated yet are found by a super().step()."""
     for each in kind.__mro__:
         step: Any = each.__dict__.get("step")
-        if not getattr(step, "hooked", False) or getattr(step, "hands_over", False):
+        if step is None or getattr(step, "in_batch", False):
             continue
-        cell = step.__closure__[step.__code__.co_freevars.index("func")]
-        cell.cell_contents = _handing_over(cell.cell_contents)
-        step.hands_over = True
+        if getattr(step, "hooked", False):
+            cell = step.__closure__[step.__code__.co_freevars.index("func")]
+            cell.cell_contents = _in_batch(cell.cell_contents)
+            step.in_batch = True
+        elif _computes_on_rows(step):
+            each.step = _in_batch(step)  # type: ignore[attr-defined]
 
 
-def _handing_over(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step that computes on this rank's rows."""
+def _in_batch(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step whose writes of sharded parameters are one batch."""
+    if getattr(step, "in_batch", False):
+        return step
 
     @functools.wraps(step)
     def wrapper(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        updates = _expected.pop(id(optimizer), None)
-        if updates is None:
+        updates = updates_of(optimizer)
+        if not updates:  # it holds none, or rows of them, as within a step that computes on rows
             return step(optimizer, *args, **kwargs)
-        handed = HandedOver(optimizer, updates)
-        closure = kwargs.pop("closure", args[0] if args else None)
+        outer = next((model.batch for model, _ in updates if model.batch is not None), None)
+        if outer is not None:
+            outer.include(updates)
+            return _run(step, optimizer, updates, outer, args, kwargs)
+        for model, _ in updates:
+            refuse_damaged(model)
+        batch = Batch(f"{type(optimizer).__name__}.step()", updates)
         go_on = suspend()
         try:
-            if closure is None:
-                handed.begin()
-                return step(optimizer, *args, **kwargs)
-
-            def evaluate() -> Any:
-                """Compute gradients, which needs the weights: the update begins after it."""
-                loss = closure()
-                handed.begin()
-                return loss
-
-            return step(optimizer, evaluate, *args[1:], **kwargs)
+            result = _run(step, optimizer, updates, batch, args, kwargs)
+            batch.finish()
+            return result
+        except BaseException as error:
+            shown = batch.fail(error)
+            if shown is error:
+                raise
+            raise shown from error
         finally:
-            handed.end()
+            batch.leave()
             go_on()
 
+    wrapper.in_batch = True  # type: ignore[attr-defined]
     return left_out(wrapper)
 
 
-class HandedOver:
-    """What an optimiser holds of sharded parameters, as plain rows for the time of its step."""
+def _run(
+    step: Callable[..., Any],
+    optimizer: torch.optim.Optimizer,
+    updates: Updates,
+    batch: Batch,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a step in a batch."""
+    way = _way_of(step, optimizer)
+    closure = kwargs.get("closure", args[0] if args else None)
+    if not callable(closure):
+        closure = None
+    if way is _Way.DISPATCHED:
+        _tell_once(optimizer)
+        _cut_loaded_states(optimizer, updates)
+        batch.optimizers[id(optimizer)] = optimizer
+        if closure is not None:
+            args, kwargs = _with_closure(_averaged(closure, updates, batch), args, kwargs)
+        return step(optimizer, *args, **kwargs)
+    handed = HandedOver(optimizer, updates, batch, way is _Way.ROWS or counts_writes(type(optimizer)))
+    promise = Promise.of(step, optimizer) if way is _Way.PROMISED else None
 
-    def __init__(self, optimizer: torch.optim.Optimizer, updates: Updates) -> None:
-        self._optimizer = optimizer
-        self._updates = updates
-        self._begun: list[Model] = []
-        self._lists: list[tuple[dict[str, Any], list[Any]]] = []  # groups, and their parameters
-        self._states: list[tuple[Weight, dict[str, Any], dict[str, LogicalTensor]]] = []
+    def begin(*arguments: Any) -> None:
+        if promise is not None:
+            promise.keep(updates, arguments)
+        handed.begin()
 
-    def begin(self) -> None:
-        """Compare what the step depends on, begin the update, and hand rows over."""
-        if self._begun:
-            return
-        for model, weights in self._updates:
-            self._require_same(model, weights)
-        for model, weights in self._updates:
-            model.begin_update(weights)
-            self._begun.append(model)
-        with torch.no_grad():
-            for _, weights in self._updates:
-                for weight in weights:
-                    self._hand_over(weight)
-        for group in self._optimizer.param_groups:
-            self._lists.append((group, group["params"]))
-            group["params"] = [_rows_parameter(each) for each in group["params"]]
+    try:
+        if closure is None:
+            begin()
+            return step(optimizer, *args, **kwargs)
 
-    def _require_same(self, model: Model, weights: list[Weight]) -> None:
-        """Throw if ranks would make different steps: of another class, with other numbers, or gradients that they have
-        not written alike. Collective."""
-        if model.core.size == 1:
-            return
-        stamps = [(weight.store.stamp, 0 if weight.parameter.grad is None else weight.parameter.grad.store.stamp)
-                  for weight in weights]  # fmt: skip
-        told = repr((type(self._optimizer).__name__, *map(_settings, self._optimizer.param_groups), stamps)).encode()
-        answers = model.core.exchange("an optimiser's step", hashlib.blake2b(told, digest_size=16).digest())
-        other = next((rank for rank, answer in enumerate(answers) if answer != answers[0]), None)
-        if other is not None:
-            raise MismatchError(
-                f"{type(self._optimizer).__name__}.step() of sharded {weights[0].name} and others: ranks 0 and {other} "
-                "differ in a setting (lr, weight_decay, ...) or in what was written into parameters or gradients: give "
-                "all ranks the same; no weight was written"
-            )
+        def evaluate() -> Any:
+            """Compute gradients, which needs the weights: rows are handed over behind it."""
+            handed.give_back()
+            loss = _evaluated(closure, batch)
+            begin(lambda: loss)
+            return loss
 
-    def _hand_over(self, weight: Weight) -> None:
-        row, parameter = weight.row_parameter, weight.parameter
-        gradient = parameter.grad
-        row.grad = None if gradient is None else gradient.rows
-        state = self._optimizer.state.get(parameter)
-        logical: dict[str, LogicalTensor] = {}
-        if state is not None:
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor) and value.dim() > 0:
-                    found = _logical_state(weight, key, value)
-                    if found is not None:
-                        logical[key] = found
-            for key, known in logical.items():
-                state[key] = known.rows
-            self._optimizer.state[row] = self._optimizer.state.pop(parameter)
-        self._states.append((weight, {} if state is None else state, logical))
-
-    def end(self) -> None:
-        """Take rows back, and publish the weights."""
-        for group, parameters in self._lists:
-            group["params"] = parameters
-        for weight, _, logical in self._states:
-            row, parameter = weight.row_parameter, weight.parameter
-            row.grad = None
-            if row not in self._optimizer.state:
-                continue
-            state = self._optimizer.state.pop(row)
-            for key, value in state.items():
-                known = logical.get(key)
-                if known is not None and known.rows is value:
-                    state[key] = known
-                elif isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == row.shape:
-                    state[key] = weight.state_of(key, value)
-            self._optimizer.state[parameter] = state
-        written = [weight.parameter for weight, *_ in self._states]
-        if written:
-            with DisableTorchFunctionSubclass():
-                torch.autograd.graph.increment_version(written)
-        for model in self._begun:
-            model.end_update()
+        args, kwargs = _with_closure(evaluate, args, kwargs)
+        return step(optimizer, *args, **kwargs)
+    finally:
+        handed.give_back()
 
 
-def _settings(group: dict[str, Any]) -> list[Any]:
-    return [
-        (name, value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value)
-        for name, value in group.items()
-        if name not in ("params", "param_names")
-    ]
+def _with_closure(
+    closure: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments of a step with another closure."""
+    if "closure" in kwargs:
+        return args, kwargs | {"closure": closure}
+    return (closure, *args[1:]), kwargs
 
 
-def _rows_parameter(parameter: torch.Tensor) -> torch.Tensor:
-    if not isinstance(parameter, LogicalParameter) or parameter.etp.store.rows is None:  # frozen, kept quantised only
-        return parameter
-    return parameter.etp.row_parameter
+def _evaluated(closure: Callable[[], Any], batch: Batch) -> Any:
+    batch.in_closure = True
+    for model in batch.models:
+        model.awaits_backward = True
+    loss = closure()
+    batch.in_closure = False
+    return loss
 
 
-def _logical_state(weight: Weight, key: str, value: torch.Tensor) -> LogicalTensor | None:
-    """Return a state as one that goes along with a weight; None: it does not."""
-    spec = weight.store.spec
-    if is_sharded(value):
-        if value.rows is not None and not value.chain and spec.is_like(value.spec):
-            return value
-    elif value.shape != weight.shape:
-        if value.shape == weight.row_parameter.shape:
-            raise InvalidArgumentError(
-                f"the state {key!r} of sharded {weight.name} is {tuple(value.shape)}, as this rank's rows are, and the "
-                f"weight is {tuple(weight.shape)}: load whole tensors, or what optimizer.state_dict() gives"
-            )
-        return None
-    whole = value.whole() if isinstance(value, LogicalTensor) else value
-    what = f"the state {key!r} of sharded {weight.name}"
-    if not agree(weight.store, what, digest_of([whole])):
-        raise refuse_difference(what)
-    return weight.state_of(key, spec.cut(whole).clone(memory_format=torch.contiguous_format))
+def _averaged(closure: Callable[[], Any], updates: Updates, batch: Batch) -> Callable[[], Any]:
+    """Return a closure whose loss is that of all ranks' inputs, as gradients are: a step that decides by it (a line
+    search, a test of convergence) decides the same on all ranks, and as one process would. Collective."""
+    model = updates[0][0]
+
+    @functools.wraps(closure)
+    def evaluate() -> Any:
+        loss = _evaluated(closure, batch)
+        is_tensor = isinstance(loss, torch.Tensor)
+        if isinstance(loss, bool) or not (loss.numel() == 1 if is_tensor else isinstance(loss, (int, float))):
+            model.core.exchange("the loss of a closure", b"")
+            return loss
+        answers = model.core.exchange("the loss of a closure", struct.pack("=d", float(loss)))
+        if not all(answers):
+            return loss
+        mean = sum(struct.unpack("=d", answer)[0] for answer in answers) * model.scale
+        if not is_tensor:
+            return mean
+        shown = loss.clone()
+        shown.data.fill_(mean)
+        return shown
+
+    return evaluate
+
+
+_states: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
+
+
+def _cut_loaded_states(optimizer: torch.optim.Optimizer, updates: Updates) -> None:
+    """Keep this rank's rows of whole tensors that load_state_dict() has put into the states of an optimiser whose steps
+    go by the dispatcher. Collective, once behind each load."""
+    if _states.get(optimizer) is optimizer.state:
+        return
+    _states[optimizer] = optimizer.state
+    for weight in (weight for _, weights in updates for weight in weights):
+        state: Any = optimizer.state.get(weight.parameter)
+        for key, value in list(state.items()) if isinstance(state, dict) else ():
+            if type(value) is torch.Tensor and value.shape == weight.shape and value.dtype.is_floating_point:
+                state[key] = logical_state(weight, key, value)
+
+
+_told: set[type] = set()
+
+
+def _tell_once(optimizer: torch.optim.Optimizer) -> None:
+    """Log that a class's steps go by the dispatcher, and what that costs."""
+    kind = type(optimizer)
+    if kind in _told:
+        return
+    _told.add(kind)
+    count = sum(isinstance(parameter, LogicalParameter) for _, parameter in numbered(optimizer))
+    _log.info(
+        "%s.step() is not known to treat every element by itself: it runs operation by operation on %d sharded "
+        "parameters, about 30 us for each operation on a parameter, and gathers what it reads as a whole. If it does "
+        "treat every element by itself, etp.allow_optimizer(%s) makes it as fast as torch's own; etp.Muon is torch's "
+        "Muon with the work shared by ranks",
+        kind.__name__,
+        count,
+        kind.__name__,
+    )
 
 
 _hooked: list[Callable[[], None]] = []

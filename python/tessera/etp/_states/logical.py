@@ -18,6 +18,7 @@ from .._weights.registered import RowsSource
 from .._weights.weight import Weight
 from ..tensor import LogicalTensor, is_sharded
 from .chunks import chunk_list, shard_at, whole_shape, write_items
+from .helpers import watch_helpers
 from .parts import WholePart, whole_part
 
 Held = Weight | WholePart
@@ -82,10 +83,13 @@ class UncutState(torch.Tensor):
             return part
         return parallel.gather_parts(part, cut.dim, cut.halves, cut.total)
 
+    def has_rows_of(self, weight: Held) -> bool:
+        """Tell whether its rows are those that this rank has of another weight."""
+        return all(getattr(weight, each) == getattr(self.etp, each) for each in _PLACES)
+
     def rows_for(self, weight: Held) -> torch.Tensor:
         """Those that this rank has of another weight of that shape."""
-        same = all(getattr(weight, each) == getattr(self.etp, each) for each in _PLACES)
-        return self.local if same else cut_for(weight, self.whole())
+        return self.local if self.has_rows_of(weight) else cut_for(weight, self.whole())
 
     @classmethod
     def __torch_function__(
@@ -219,6 +223,7 @@ def _sharded(module: torch.nn.Module, model: Model | None = None) -> dict[str, W
 
 
 def _save(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    watch_helpers()
     for name, weight in _sharded(module).items():
         saved = state.get(prefix + name)
         if saved is not None and saved is not weight.parameter and weight.tp_cut is not None:  # keep_vars=True
@@ -248,6 +253,7 @@ def watch_loading(root: torch.nn.Module, model: Model) -> list[RemovableHandle]:
 def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]:
     """Watch one module, and its parameters of that model. Loading it is an update. Twice is as good as once."""
     began: list[bool] = []
+    loading: list[Weight] = []
 
     def load(module: Any, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
         weights = _sharded(module, model)
@@ -265,8 +271,11 @@ def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]
             model.begin_update(weights.values())
         for name, tensor in given.items():
             state[prefix + name] = rows_of(tensor, weights[name])
+            loading.append(weights[name])
 
     def loaded(*_: Any) -> None:
+        model.mend(loading)
+        loading.clear()
         if began:
             began.clear()
             model.end_update()

@@ -30,7 +30,13 @@ class Experts:
         model = self.model
         batch = model.micro_batch
         first = batch == 0 and phase == "fwd"
-        capsules, found = model.runtime.acquire_experts(self.numbers, phase, batch, expects_backward, first, versions)
+        gated = model.threads.begin_gather(self.weights[0].name)
+        try:
+            acquire = model.runtime.acquire_experts
+            capsules, found = acquire(self.numbers, phase, batch, expects_backward, first, versions)
+        finally:
+            if gated:
+                model.threads.end_gather()
         return [from_dlpack(each) for each in capsules], found
 
     def anchor(self) -> torch.Tensor:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch._C import _from_dlpack as from_dlpack  # of a capsule
 
 from ... import _core
 from .._group import Group
+from .._states.shared import SharedStates
+from ..threads import Threads
 
 
 class Listed(Protocol):
@@ -29,7 +31,7 @@ class Model(Protocol):
     anchor_node: torch.autograd.graph.Node
     number: int
     micro_batch: int
-    updating: bool
+    threads: Threads
     inline: bool
     of_layers: bool  # that were constructed sharded
     scale: float  # of gradients: 1 / N, or 1
@@ -37,9 +39,17 @@ class Model(Protocol):
     core: _core.ShardGroup  # the ranks of all replicas
     replicas: int
     job_ranks: tuple[int, ...] | None  # of `core`, by rank; None: nobody numbers them
+    states: SharedStates | None  # optimisers', where other ranks read them; None: none has been made
+    awaits_backward: bool  # a forward has begun whose backward has not ended
+    batch: Any  # the Batch of a step that is under way, or None
+    damaged: dict[Any, str]  # weights that a step has written in part, and how that came
 
     @property
     def weights(self) -> Sequence[Listed]: ...
+    @property
+    def updating(self) -> bool: ...
+    def look(self, thorough: bool = False) -> bool: ...
+    def require_alone(self, what: str) -> None: ...
     def in_forward(self) -> bool: ...
     def in_backward(self) -> bool: ...
     def phase(self) -> str: ...
@@ -51,6 +61,11 @@ class Model(Protocol):
     def watch_tied(self, module: torch.nn.Module) -> None: ...
     def begin_update(self, weights: Iterable[Listed]) -> None: ...
     def end_update(self) -> None: ...
+    def begin_states(self) -> None: ...
+    def end_states(self) -> None: ...
+    def give_up_backward(self, in_closure: bool) -> None: ...
+    def damage(self, weights: Iterable[Listed], why: str) -> None: ...
+    def mend(self, weights: Iterable[Listed]) -> None: ...
 
 
 class Matrix:
@@ -102,7 +117,12 @@ class Matrix:
         model = self.model
         batch = model.micro_batch
         first = batch == 0 and phase == "fwd"
-        capsule, found = model.runtime.acquire(self.number, phase, batch, expects_backward, first, version)
+        gated = model.threads.begin_gather(self.name)
+        try:
+            capsule, found = model.runtime.acquire(self.number, phase, batch, expects_backward, first, version)
+        finally:
+            if gated:
+                model.threads.end_gather()
         return from_dlpack(capsule), found
 
     # --- gradients

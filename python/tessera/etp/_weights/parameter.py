@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
@@ -20,6 +21,7 @@ from .stack import PARTS, Stack, expert_uses
 from .weight import Weight, torchs_grad
 
 _torchs_hooks: Any = torch.Tensor._backward_hooks
+_makes_parameters = torch.nn.Parameter.__new__.__code__
 _CUTS = (torch.chunk, torch.Tensor.chunk)
 
 
@@ -27,7 +29,7 @@ _CUTS = (torch.chunk, torch.Tensor.chunk)
 def _grad_of(parameter: LogicalParameter) -> torch.Tensor | None:
     weight = parameter.etp
     if not weight.model.inline:
-        return weight.gradient
+        return weight.gradient if weight.parameter is parameter else None
     with DisableTorchFunctionSubclass():
         return torchs_grad.__get__(parameter)  # type: ignore[no-any-return]
 
@@ -66,6 +68,7 @@ class LogicalParameter(LogicalTensor, torch.nn.Parameter):
     """
 
     etp: Weight
+    copied_by: ClassVar[Callable[[LogicalParameter, dict[Any, Any]], LogicalParameter]]  # copying.py sets it
     grad: Any = property(_grad_of, _set_grad, _forget_grad, "The reduced gradient, a LogicalTensor.")
     _backward_hooks = property(_hooks_of, _set_hooks)
 
@@ -99,6 +102,12 @@ class LogicalParameter(LogicalTensor, torch.nn.Parameter):
                 if found is not None:
                     return found
             return func(*args, **(kwargs or {}))
+
+    def detach(self) -> torch.Tensor:
+        if sys._getframe(1).f_code is _makes_parameters:  # nn.Parameter(p), a new leaf over the same memory
+            return LogicalParameter.of_weight(self.etp, False)
+        with DisableTorchFunctionSubclass():
+            return super().detach()
 
     def _require_movable(self, device: torch.device) -> None:
         if not torch.is_grad_enabled():  # as Module.to() is, which puts the copy in the parameter's place
@@ -158,10 +167,8 @@ class LogicalParameter(LogicalTensor, torch.nn.Parameter):
         """How a batch of the tensor bus registers it."""
         return RowsSource(name, self, _own_rows)
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        raise InvalidArgumentError(
-            f"{self.etp.name} is sharded and cannot be copied: copy the model within etp.summon(model)"
-        )
+    def __deepcopy__(self, memo: dict[Any, Any]) -> LogicalParameter:
+        return memo[id(self)] if id(self) in memo else LogicalParameter.copied_by(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Is a plain parameter with all of it in a file."""

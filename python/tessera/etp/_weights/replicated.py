@@ -54,6 +54,11 @@ class Replicated:
         if self.hooks:
             self.parameter._post_accumulate_grad_hooks = self.hooks.entries
 
+    def forget(self) -> None:
+        """Leave a parameter that is the model's no longer."""
+        self.detach()
+        self.parameter.__dict__.pop("etp_replicated", None)
+
     def register_hook(self, hook: PostHook) -> RemovableHandle:
         return self.hooks.register(hook)
 

@@ -96,7 +96,13 @@ class Stack(Weight):
         batch = model.micro_batch
         first = batch == 0 and phase == "fwd"
         versions = None if version is None else [version] * len(self.experts)
-        capsules, found = model.runtime.acquire_experts(self.numbers, phase, batch, expects_backward, first, versions)
+        gated = model.threads.begin_gather(self.name)
+        try:
+            acquire = model.runtime.acquire_experts
+            capsules, found = acquire(self.numbers, phase, batch, expects_backward, first, versions)
+        finally:
+            if gated:
+                model.threads.end_gather()
         return from_dlpack(capsules[0]), found[0]
 
     # --- gradients

@@ -70,6 +70,15 @@ def keep_part(full: torch.Tensor, parameter: torch.Tensor) -> None:
             setattr(parameter, attribute, value)
 
 
+def stride_of(full: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the strides that the whole of a parameter keeps, which decide about kernels and hence bits, such as those
+    of channels_last. None: it is contiguous, or becomes so as it does not fill its memory."""
+    order = sorted(range(full.dim()), key=full.stride, reverse=True)
+    if full.is_contiguous() or not full.permute(order).is_contiguous():
+        return None
+    return full.stride()
+
+
 class Together(Protocol):
     """Weights that are gathered together."""
 
@@ -95,6 +104,7 @@ class Weight(Matrix):
         planes_only: It is native, and no master is kept: rows are in memory while they are being loaded.
         has_rows: Whether they are now.
         compute: The dtype of the gathered weight.
+        stride: The whole's; None: contiguous.
     """
 
     # Makes the parameter that a user sees: parameter.py, which imports this module, sets it.
@@ -128,10 +138,13 @@ class Weight(Matrix):
         self.hooks = PostHooks(full._post_accumulate_grad_hooks)
         self.fuses = False  # gradients are added to p.main_grad, and .grad stays as it is
         self.frozen = not full.requires_grad
+        self.copied = True  # uses of it may write what they gather
+        self.started = True  # else the ranks have not told each other where its rows lie
         self.together: Together | None = None  # weights that are gathered with it
         self.local = rows = self._room()
         with torch.no_grad():
             rows.copy_(self.cut(full))
+        self.stride = stride_of(full)
         self.store = self._store()
         self.gradient: LogicalTensor | None = None  # .grad of a deferred weight
         self.tensor_hooks = full._backward_hooks
@@ -161,7 +174,8 @@ class Weight(Matrix):
         if sliced:
             rows = rows.view(*self.lead, rows.shape[lead], *self.shape[lead + 1 :])
         kept = None if self.planes_only else rows
-        return Store(self.model, spec, kept, self.dtype, name=self.name, kept=True, weight=self, held=self)
+        stride, name = self.stride, self.name
+        return Store(self.model, spec, kept, self.dtype, stride, name=name, kept=True, weight=self, held=self)
 
     @property
     def row_parameter(self) -> torch.nn.Parameter:
@@ -169,6 +183,7 @@ class Weight(Matrix):
         if self._row_parameter is None:
             assert self.store.rows is not None
             self._row_parameter = torch.nn.Parameter(self.store.rows, requires_grad=True)
+            self._row_parameter.etp_rows_of = self  # type: ignore[attr-defined]
         return self._row_parameter
 
     def asks_nobody(self) -> bool:
@@ -181,9 +196,11 @@ class Weight(Matrix):
         rows are now: both are collective."""
         model = self.model
         if model.updating or not self.travels_as(product):
+            model.require_alone(f"a read of {self.name} that asks all ranks")
             return self.part_from(self.values())
         phase = model.reading_phase()
         expects = phase == "fwd" and not (model.inline or self.frozen) and self._announced != model.micro_batch
+        expects = expects and model.threads.trains_here()
         if expects:
             self._announced = model.micro_batch
         full, _ = self.gather(phase, expects)
@@ -296,7 +313,7 @@ class Weight(Matrix):
     def gather(
         self, phase: str, expects_backward: bool = False, version: int | None = None
     ) -> tuple[torch.Tensor, int]:
-        if self.together is not None and version in (None, self.version):
+        if self.together is not None and version in (None, self.version) and self.model.threads.trains_here():
             return self.together.one(self.number, phase, expects_backward)
         return Matrix.gather(self, phase, expects_backward, version)
 
@@ -378,21 +395,25 @@ class Weight(Matrix):
         if spec.dim is not None:
             rows = rows.view(*self.lead, rows.shape[len(self.lead)], *self.shape[len(self.lead) + 1 :])
         name = f"the gradient of {self.name}"
-        return LogicalTensor.of(Store(self.model, spec, rows, rows.dtype, stamp=stamp, name=name, kept=True, held=self))
+        stride = self.stride
+        store = Store(self.model, spec, rows, rows.dtype, stride, stamp, name, kept=True, held=self)
+        return LogicalTensor.of(store)
 
     def rows_as_value(self, rows: torch.Tensor) -> LogicalTensor:
         """Return a tensor, not kept, that has these rows."""
         spec = self.store.spec
         if spec.dim is not None:
             rows = rows.reshape(*self.lead, rows.shape[len(self.lead)], *self.shape[len(self.lead) + 1 :])
-        return LogicalTensor.of(Store(self.model, spec, rows, rows.dtype, name=self.name, held=self))
+        return LogicalTensor.of(Store(self.model, spec, rows, rows.dtype, self.stride, name=self.name, held=self))
 
     def state_of(self, key: str, rows: torch.Tensor) -> LogicalTensor:
-        """Return an optimiser's state that has these rows."""
-        spec = self.store.spec
+        """Return an optimiser's state that has these rows; within an update, in memory that other ranks read."""
+        spec, states = self.store.spec, self.model.states
         name = f"the state {key!r} of {self.name}"
-        store = Store(self.model, spec, rows, rows.dtype, name=name, kept=True, held=self)
-        store.saved = True
+        placed = None if states is None else states.place(self.number, key, rows)
+        rows, shared = (rows, None) if placed is None else placed
+        store = Store(self.model, spec, rows, rows.dtype, self.stride, name=name, kept=True, held=self)
+        store.saved, store.shared = True, shared
         return LogicalTensor.of(store)
 
     @property
@@ -563,6 +584,12 @@ class Weight(Matrix):
 
     def _take_gradient(self, into: torch.Tensor, added: set[int]) -> None:
         self.model.runtime.take_gradient(self.number, into.data_ptr())
+
+    # --- structure
+
+    def leave(self) -> None:
+        """It is in no module of its model any longer. Whoever holds the parameter may use it on."""
+        self.gradient = None
 
     # --- updates
 

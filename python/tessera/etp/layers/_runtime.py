@@ -15,6 +15,7 @@ from .._group import Group
 from .._making import make_runtime
 from .._model import ShardedModel
 from .._optim.optimizers import watch_optimizers
+from .._states.loading import watch_loads
 from .._states.logical import watch_states, watch_ties
 from .._weights.matrix import Listed
 from .._weights.replicated import Replicated
@@ -59,6 +60,7 @@ class LayersModel(ShardedModel):
         made._policy = policy
         group.layers[policy] = made
         watch_optimizers()
+        watch_loads()
         watch_ties()
         watch_wrappers()
         leave_out_of_graphs()

@@ -127,7 +127,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "a module without reset_parameters()": (without_reset, "has no reset_parameters(): give init="),
     "a parameter without values": (lambda: sharded(Unfilled(64, 64, device="meta")), "weight is on the meta device"),
     "a buffer without values": (without_a_buffer, "inverse is on the meta device and has no values"),
-    "a copy": (lambda: copy.deepcopy(made()), "copy the model within etp.summon(model)"),
+    "a copy": (lambda: copy.deepcopy(made()), "constructed sharded, of which there is no copy"),
 }
 
 

@@ -1,0 +1,314 @@
+"""Steps that fail, or that differ between ranks: refused on all ranks by name, and the group goes on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tessera
+import torch
+from etp_models import as_bytes, built, loss_of
+from etp_optimizers import ByHand, Lookahead, Normalised, Promised
+from tessera import etp
+from torch_ranks import launch
+
+SIZES = (2, 3)
+FAILING = 1  # the rank
+
+
+class Once:
+    """Something that happens once."""
+
+    def __init__(self) -> None:
+        self.left = 1
+
+    def now(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+
+class Fails(Promised):
+    """A step that fails once, on one rank, before or behind its first write."""
+
+    written = 0  # parameters that it writes before it fails
+
+    def __init__(self, parameters: Any, rank: int, lr: float = 0.1) -> None:
+        super().__init__(parameters, lr)
+        self.rank, self.failure = rank, Once()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        count = 0
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if self.rank == FAILING and count == self.written and self.failure.now():
+                    raise MemoryError("out of memory")
+                parameter.sub_(parameter.grad, alpha=group["lr"])
+                count += 1
+
+
+class FailsLate(Fails):
+    written = 2
+
+
+class FailsOnRows(Fails):
+    """The same, with rows of parameters."""
+
+
+class FailsLateOnRows(Fails):
+    written = 2
+
+
+class FailsLateByData(FailsLate):
+    """The same, with writes that versions of tensors do not count."""
+
+    def step(self, closure: Any = None) -> None:
+        for count, parameter in enumerate(self.param_groups[0]["params"]):
+            if self.rank == FAILING and count == self.written and self.failure.now():
+                raise MemoryError("out of memory")
+            parameter.data.sub_(parameter.grad.data, alpha=0.1)
+
+
+etp.allow_optimizer(FailsOnRows)
+etp.allow_optimizer(FailsLateByData)
+etp.allow_optimizer(FailsLateOnRows)
+etp.allow_optimizer(Promised)
+etp.allow_optimizer(Normalised)
+
+
+def _refused(call: Callable[[], Any]) -> tuple[str, str]:
+    with pytest.raises((tessera.Error, MemoryError)) as caught:
+        call()
+    return type(caught.value).__name__, " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
+def _sharded(group: Any) -> Any:
+    return etp.shard_module_(built(), group, min_elements=256, reduction="sum")
+
+
+def _weights(model: Any) -> dict[str, bytes]:
+    return {name: as_bytes(etp.whole(parameter)) for name, parameter in model.named_parameters()}
+
+
+def _expected(size: int) -> dict[str, bytes]:
+    torch.set_num_threads(1)
+    model = built()
+    for rank in range(size):
+        loss_of(model, rank).backward()
+    Fails(model.parameters(), FAILING - 1).step()
+    return {name: as_bytes(parameter) for name, parameter in model.named_parameters()}
+
+
+# --- a step that fails on one rank
+
+
+def _before_the_first_write(kind: Callable[..., Any], rank: int) -> Any:
+    with etp.init_group(timeout=20) as group:
+        model = _sharded(group)
+        optimizer = kind(model.parameters(), rank)
+        loss_of(model, rank).backward()
+        refused = _refused(optimizer.step)
+        optimizer.step()
+        return refused, _weights(model)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", [Fails, FailsOnRows])
+def test_a_step_that_fails_before_its_first_write_may_be_called_again(size: int, kind: Any) -> None:
+    expected = _expected(size)
+    for rank, ((error, text), weights) in enumerate(launch(functools.partial(_before_the_first_write, kind), size)):
+        assert error == ("MemoryError" if rank == FAILING else "InvalidArgumentError")
+        assert "out of memory" in text
+        assert rank == FAILING or f"rank 1: {kind.__name__}.step() has failed" in text
+        assert "a part" not in text
+        assert weights == expected
+
+
+def _after_a_write(kind: Callable[..., Any], rank: int) -> Any:
+    with etp.init_group(timeout=20) as group:
+        model = _sharded(group)
+        saved = {name: value.clone() for name, value in built().state_dict().items()}
+        optimizer = kind(model.parameters(), rank)
+        loss_of(model, rank).backward()
+        found = [_refused(optimizer.step), _refused(optimizer.step), _refused(lambda: loss_of(model, rank))]
+        found.append(_refused(torch.optim.SGD(model.parameters(), lr=1).step))
+        model.load_state_dict(saved)
+        optimizer.zero_grad()
+        loss_of(model, rank).backward()
+        optimizer.step()
+        return found, _weights(model)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", [FailsLate, FailsLateOnRows, FailsLateByData])
+def test_a_step_that_has_written_part_is_refused_until_a_state_is_loaded(size: int, kind: Any) -> None:
+    expected = _expected(size)
+    for rank, (found, weights) in enumerate(launch(functools.partial(_after_a_write, kind), size)):
+        (error, text), *later = found
+        assert error == ("MemoryError" if rank == FAILING else "InvalidArgumentError")
+        assert "out of memory" in text and "had written a part" in text and "load_state_dict()" in text
+        for error, text in later:
+            assert error == "InvalidArgumentError"
+            assert "emb.weight is damaged" in text and f"{kind.__name__}.step()" in text and "out of memory" in text
+        assert weights == expected
+
+
+def _in_a_closure(behind_the_backward: bool, rank: int) -> Any:
+    with etp.init_group(timeout=20) as group:
+        model = _sharded(group)
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+        fails = Once()
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = loss_of(model, rank)
+            if rank == FAILING and not behind_the_backward and fails.now():
+                raise MemoryError("out of memory")
+            loss.backward()
+            if rank == FAILING and behind_the_backward and fails.now():
+                raise MemoryError("out of memory")
+            return loss
+
+        refused = _refused(lambda: optimizer.step(closure))
+        optimizer.step(closure)
+        return refused, _weights(model)
+
+
+@pytest.mark.parametrize("behind_the_backward", [False, True])
+def test_a_closure_that_fails_on_one_rank_is_told_to_all(behind_the_backward: bool) -> None:
+    found = launch(functools.partial(_in_a_closure, behind_the_backward), 2)
+    assert [error for (error, _), _ in found] == ["InvalidArgumentError", "MemoryError"]
+    assert all("out of memory" in text for (_, text), _ in found)
+    assert found[0][1] == found[1][1]
+
+
+# --- ranks whose steps differ
+
+
+class RandomStates(ByHand):
+    """A state that each rank draws by itself, and a step that does not look at it."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["noise"] = torch.empty_like(parameter).bernoulli_()
+
+
+def _different(what: str, rank: int) -> Any:
+    with etp.init_group(timeout=20) as group:
+        model = _sharded(group)
+        parameters = list(model.parameters())
+        torch.manual_seed(rank)
+        kinds: dict[str, Callable[[], torch.optim.Optimizer]] = {
+            "a learning rate, on rows": lambda: torch.optim.AdamW(parameters, lr=0.1 + rank),
+            "a learning rate": lambda: ByHand(parameters, lr=0.1 + rank),
+            "a state": lambda: RandomStates(parameters),
+            "an unkept promise": lambda: Normalised(parameters),
+        }
+        optimizer = kinds[what]()
+        loss_of(model, rank).backward()
+        before = _weights(model)
+        refused = _refused(optimizer.step)
+        if what in ("a learning rate", "a state"):
+            used = _refused(lambda: loss_of(model, rank))[1]
+            model.load_state_dict(built().state_dict())
+        else:
+            used = "" if _weights(model) == before else "written"
+        torch.optim.SGD(parameters, lr=0.1).step()
+        loss_of(model, rank).backward()
+        return refused, used
+
+
+TEXTS = {
+    "a learning rate, on rows": "AdamW.step() of sharded emb.weight and others: ranks 0 and 1 differ in a setting",
+    "a learning rate": "ByHand.step() has not written the same on ranks 0 and 1, first into sharded tensor emb.weight",
+    "a state": "the state 'noise' of emb.weight would write different values",
+    "an unkept promise": "allow_optimizer(Normalised) promises that its step treats every element by itself, and a "
+    "step of up.weight on the whole gives other values than one on rows, of the parameter",
+}
+
+
+@pytest.mark.parametrize("what", TEXTS)
+@pytest.mark.parametrize("size", SIZES)
+def test_steps_that_differ_are_refused_on_all_ranks(what: str, size: int) -> None:
+    for (_, text), used in launch(functools.partial(_different, what), size):
+        assert TEXTS[what] in text
+        assert used == "" or "emb.weight is damaged" in used
+
+
+# --- what is told, and what a step leaves
+
+
+def test_a_step_by_the_dispatcher_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Told(ByHand):
+        pass
+
+    model = etp.shard_module_(built(), etp.init_group(), formats={"up.weight": "f32"})
+    optimizer = Told(model.parameters())
+    for _ in range(2):
+        loss_of(model, 0).backward()
+        with caplog.at_level("INFO", logger="tessera"):
+            optimizer.step()
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text.startswith("Told.step() is not known to treat every element by itself") and "30 us" in text
+
+
+def _kept_states(rank: int) -> Any:
+    with etp.init_group(timeout=20) as group:
+        model = _sharded(group)
+        optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        loss_of(model, rank).backward()
+        optimizer.step()
+        slow = optimizer.state[model.up.weight]["slow"]
+        momentum = optimizer.base.state[model.up.weight]["momentum_buffer"]
+        return [(type(each).__name__, tuple(each.shape), each.store.kept, each.store.name) for each in (slow, momentum)]
+
+
+def test_states_are_kept_once_a_step_has_left_them() -> None:
+    for slow, momentum in launch(_kept_states, 2):
+        assert slow == ("LogicalTensor", (80, 32), True, "the state 'slow' of up.weight")
+        assert momentum == ("LogicalTensor", (80, 32), True, "the state 'momentum_buffer' of up.weight")
+
+
+def _nested(rank: int) -> Any:
+    """Two optimisers in one wrapper, which has no parameters of its own but those of one of them."""
+    with etp.init_group(timeout=20) as group:
+        model = _sharded(group)
+        first = torch.optim.SGD([model.up.weight], lr=0.1)
+        second = torch.optim.Adafactor([model.emb.weight], lr=0.1)
+
+        class Both(torch.optim.Optimizer):
+            def __init__(self) -> None:
+                super().__init__(first.param_groups, {})
+
+            def step(self, closure: Any = None) -> None:
+                first.step()
+                second.step()
+
+        optimizer = Both()
+        loss_of(model, rank).backward()
+        versions = [model.up.weight.etp.version, model.emb.weight.etp.version]
+        optimizer.step()
+        after = [model.up.weight.etp.version, model.emb.weight.etp.version]
+        loss_of(model, rank)
+        return [new - old for old, new in zip(versions, after, strict=True)], model.up.weight.etp.model.batch is None
+
+
+def test_steps_within_a_step_are_a_part_of_it() -> None:
+    for published, ended in launch(_nested, 2):
+        assert published[1] == 1 and ended
+
+
+def test_allow_optimizer_takes_classes() -> None:
+    with pytest.raises(tessera.InvalidArgumentError, match="give a class of optimisers"):
+        etp.allow_optimizer(Promised([torch.nn.Parameter(torch.ones(1))]))  # type: ignore[arg-type]
+
+
+def test_plain_optimisers_are_left_alone() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    ByHand([parameter]).step()
+    assert torch.equal(parameter.detach(), torch.full((3,), 0.9))
