@@ -502,10 +502,10 @@ def _require_writable(stores: list[Store]) -> None:
 
 
 def _begin_batch(stores: list[Store]) -> None:
-    """Let a step that is under way begin its writes of weights."""
+    """Let a step that is under way begin its writes of what other ranks read alone."""
     batch = stores[0].model.batch
     weights = [store.weight for store in stores if store.weight is not None]
-    if batch is not None and weights:
+    if batch is not None and (weights or any(store.shared is not None for store in stores)):
         batch.begin(weights)
 
 
