@@ -32,13 +32,14 @@ _NAME, _STAMP, _ARENA, _OFFSET, _BYTES = range(5)
 _WORDS = 8
 _MARK = 0x3154534154454554
 _ENTRIES = 1022  # of a first board: 64 KiB
+Words = Any  # an array of NumPy, which Python writes in a tenth of the time that tensors take
 _FIRST_WAIT, _LONGEST_WAIT = 50e-6, 2e-3  # seconds between two looks
 
 
 class SharedRows:
     """A state's rows on the board; they leave it with their store."""
 
-    def __init__(self, states: SharedStates, name: int, entry: torch.Tensor, block: torch.Tensor) -> None:
+    def __init__(self, states: SharedStates, name: int, entry: Words, block: torch.Tensor) -> None:
         self._states, self._name, self._entry = states, name, entry
         weakref.finalize(self, states.let_go, entry, block).atexit = False
 
@@ -79,9 +80,9 @@ class SharedStates:
         self._first = core.rank - rank  # of the replica
         self._rank, self._size, self._timeout = rank, size, timeout
         self._reader = _core.MemoryReader(core, 1)
-        self._boards: list[torch.Tensor] = []  # of this rank, each twice as long as the one before
-        self._free: list[torch.Tensor] = []  # entries
-        self._gone: list[tuple[torch.Tensor, torch.Tensor]] = []  # entries and blocks that have been let go
+        self._boards: list[Words] = []  # of this rank, each twice as long as the one before
+        self._free: list[Words] = []  # entries
+        self._gone: list[tuple[Words, torch.Tensor]] = []  # entries and blocks that have been let go
         self._made: dict[tuple[int, str], int] = {}  # states of this update, by weight and key
         self.bytes = 0
         self._depth = 0
@@ -89,7 +90,7 @@ class SharedStates:
         self._process = os.getpid()
         self._order = threading.Lock()
         board = self._add_board(_ENTRIES)
-        place = torch.tensor(self._reader.refer(board.data_ptr(), board.numel() * 8), dtype=torch.int64)
+        place = torch.tensor(self._reader.refer(board.ctypes.data, board.nbytes), dtype=torch.int64)
         told = core.exchange("where states are told", place.numpy().tobytes())
         self._others = [
             _Board(*torch.frombuffer(bytearray(one), dtype=torch.int64).tolist())
@@ -98,20 +99,21 @@ class SharedStates:
 
     # --- what this rank shows
 
-    def _add_board(self, entries: int) -> torch.Tensor:
-        board = _shared(_WORDS * 8 * (entries + 1)).view(torch.int64).view(entries + 1, _WORDS)
+    def _add_board(self, entries: int) -> Words:
+        board: Words = _shared(_WORDS * 8 * (entries + 1)).view(torch.int64).view(entries + 1, _WORDS).numpy()
         board[0, _MAGIC], board[0, _USED] = _MARK, entries
         self._free += list(board[1:])[::-1]
         if self._boards:
             last = self._boards[-1]
-            arena, offset = self._reader.refer(board.data_ptr(), board.numel() * 8)
+            arena, offset = self._reader.refer(board.ctypes.data, board.nbytes)
             last[0, _NEXT_ARENA], last[0, _NEXT_OFFSET], last[0, _NEXT_ENTRIES] = arena, offset, entries
         self._boards.append(board)
         return board
 
     @property
-    def _head(self) -> torch.Tensor:
-        return self._boards[0][0]
+    def _head(self) -> Words:
+        found: Words = self._boards[0][0]
+        return found
 
     def begin(self) -> None:
         """Let states be written: all ranks have come, and none reads. Loads within an update are a part of it."""
@@ -159,12 +161,12 @@ class SharedStates:
         self.bytes += size
         return placed, SharedRows(self, name, entry, block)
 
-    def note(self, entry: torch.Tensor, stamp: int) -> None:
+    def note(self, entry: Words, stamp: int) -> None:
         """As SharedRows.note()."""
         entry[_STAMP] = stamp
         self._head[_CHANGES] += 1
 
-    def let_go(self, entry: torch.Tensor, block: torch.Tensor) -> None:
+    def let_go(self, entry: Words, block: torch.Tensor) -> None:
         """Note that this rank does not want a state any more. Others may still read it."""
         if os.getpid() == self._process:  # and not in a fork's copy of it
             self.bytes -= int(entry[_BYTES])
