@@ -54,8 +54,8 @@ def _again_and_again(rank: int) -> list[dict[str, int]]:
 
 
 def test_models_that_are_built_again_leave_nothing() -> None:
-    for first, *others in launch(_again_and_again, 2):
-        assert others == [first] * len(others)
+    for first, *others in launch(_again_and_again, 2):  # the last model's group is kept, unless it has been unsharded
+        assert all(each[what] <= first[what] for each in others for what in first), (first, others)
 
 
 # --- data loaders

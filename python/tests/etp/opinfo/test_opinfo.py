@@ -57,6 +57,7 @@ def of_faults() -> dict[str, Report]:
     return {report.options.fault: report for report in run_apart(options, timeout=600)}
 
 
+@pytest.mark.slow  # alarms of seconds, which other work on the machine may set off
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_mistake_is_found(of_faults: dict[str, Report], name: str) -> None:
     worst = max(finding.verdict for finding in of_faults[name].findings)

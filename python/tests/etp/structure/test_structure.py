@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import etp_structure_scenarios
 import pytest
 import torch
@@ -10,9 +12,16 @@ from etp_models import on_grid, on_ranks, plainly, scenarios_of
 SCENARIOS = scenarios_of(vars(etp_structure_scenarios))
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def ranks(request: pytest.FixtureRequest) -> tuple[int, dict[str, list[object]]]:
+@pytest.fixture(scope="module", autouse=True)
+def deterministic() -> Iterator[None]:
+    """Have ranks, and this process for as long as it is compared with them, take algorithms with one order."""
     torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: pytest.FixtureRequest, deterministic: None) -> tuple[int, dict[str, list[object]]]:
     return request.param, on_ranks(SCENARIOS, request.param)
 
 
@@ -28,7 +37,6 @@ def test_the_program_gives_the_bytes_of_one_process(ranks: tuple[int, dict[str, 
 
 
 def test_replicas_change_and_copy_their_models_together() -> None:
-    torch.use_deterministic_algorithms(True)
     names = ("late_head", "late_head_that_is_sharded", "replaced_layer", "summoned", "averaged", "copied")
     scenarios = {name: SCENARIOS[name] for name in names}
     for name, found in on_grid(scenarios, 2, 2).items():
