@@ -417,8 +417,8 @@ class Runtime {
   std::vector<std::string> begin_write(std::span<const WeightId> weights, std::string_view what, std::string told,
                                        bool begins = true);
   void end_write();
-  // What follows begin_write()s instead of an update: the next use begins a step. Local, unless the group's back end
-  // needs gathers in one order.
+  // Ends a step where begin_write()s have taken the place of its update: the next use begins another. Local, unless the
+  // group's back end needs gathers in one order.
   void next_step();
 
   // Collective. Of PublishAt::kFirstUse: now, in place of the first use.

@@ -43,7 +43,7 @@ def sum_of(text: Any) -> Sum:
 
 
 class Read(NamedTuple):
-    """What a rank has read of a tensor of a file."""
+    """Rows that a rank has read of a tensor of a file."""
 
     name: str
     regions: list[Region]

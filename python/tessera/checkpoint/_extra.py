@@ -1,4 +1,4 @@
-"""What a program saves beside the tensors: states of schedulers, random generators and data loaders, of each rank."""
+"""State of each rank that a program saves beside the tensors: of schedulers, random generators and data loaders."""
 
 from __future__ import annotations
 

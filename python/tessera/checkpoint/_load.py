@@ -42,7 +42,7 @@ class Loaded(NamedTuple):
     unexpected: list[str]
     """With strict=False: names of the checkpoint that nobody has read: the model lacks them, or ties them to others."""
     extra: list[dict[str, Any]]
-    """What save(extra=) was given, by the rank that gave it."""
+    """Holds what save(extra=) was given, by the rank that gave it."""
 
 
 def load(
@@ -97,7 +97,7 @@ def load(
 
 
 class Options(NamedTuple):
-    """Of one call."""
+    """Loads one checkpoint, for one call."""
 
     strict: Any
     cast: Any
@@ -121,7 +121,7 @@ class Options(NamedTuple):
         )  # fmt: skip
 
     def told(self) -> list[Any]:
-        """What is the same on all ranks."""
+        """Returns what is the same on all ranks, to be compared."""
         return [self.strict, self.cast, self.verify, sorted(map(str, self.extra)), self.unpickle]
 
 
@@ -258,7 +258,7 @@ class _Loading:
         return not torch.equal(*(each.view(torch.uint8) for each in both))
 
     def _saved_names(self, saved: Saved) -> list[str]:
-        """What the checkpoint calls the optimiser's parameters: not as here, if a tie has another first name."""
+        """Returns what the checkpoint calls the optimiser's parameters: not as here if a tie has another first name."""
         known = {name for params, _ in saved.groups for name in params}
         found = []
         for name in self._names or []:

@@ -1,4 +1,4 @@
-"""What save() notes in the index beside the tensors' places, as a file tells it, which may be anything."""
+"""Notes of save() in the index, beside the tensors' places, as a file tells them, which may be anything."""
 
 from __future__ import annotations
 

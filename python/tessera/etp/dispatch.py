@@ -12,8 +12,7 @@ written by all of them, or refused on all of them by name.
 | DECOMPOSE | with a CompositeImplicitAutograd kernel, where autograd is off | takes them apart |
 | METADATA | `Tag.inplace_view` | makes the view of that name; another size or memory is refused |
 | LIST | `_foreach_*`, `_fused_*`, `_amp_foreach_*` | goes element by element |
-| VIEW | a result aliases an argument, and is not written | lengthens the chain, reads nothing; keeps rows where it
-can |
+| VIEW | a result aliases an argument, and is not written | lengthens the chain, reads nothing; keeps rows if it can |
 | ROWS | `Tag.pointwise`, copies, fills, `*_like` | on rows if all tensors are cut alike; else as WHOLE |
 | WHOLE | everything else, unknown operations, too | gathers, calls; what it writes is compared |
 """

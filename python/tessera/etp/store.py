@@ -18,6 +18,7 @@ import torch
 from .. import _core
 from .._errors import InvalidArgumentError
 from ._group import Group
+from .digests import bytes_of
 
 _STAMP_BYTES = 8
 _TEXT_BYTES = 2000
@@ -341,15 +342,9 @@ def digest_of(tensors: Iterable[torch.Tensor]) -> bytes:
     total = hashlib.blake2b(digest_size=32)
     for tensor in tensors:
         total.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
-        total.update(_bytes_of(tensor))
+        if tensor.numel() > 0:
+            total.update(bytes_of(tensor if tensor.layout is torch.strided else tensor.to_dense()).numpy().data)
     return total.digest()
-
-
-def _bytes_of(tensor: torch.Tensor) -> Any:
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else b""
 
 
 def agree(store: Store, what: str, digest: bytes, error: BaseException | None = None) -> bool:
