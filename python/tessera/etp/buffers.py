@@ -177,7 +177,10 @@ class Buffers:
             if (tuple(entry.current.shape), entry.current.dtype) != (entry.shape, entry.dtype)
         }
         told = json.dumps([len(entries), changed, facts]).encode()
-        answers = [json.loads(each) for each in self._core.exchange("changes of the model's buffers", told)]
+        answers = [
+            _read(answer, rank, len(entries))
+            for rank, answer in enumerate(self._core.exchange("changes of the model's buffers", told))
+        ]
         if any(answer[0] != len(entries) for answer in answers):
             raise MismatchError(
                 f"ranks have {sorted({answer[0] for answer in answers})} buffers of the model: change it on all alike"
@@ -239,12 +242,32 @@ class Buffers:
         return found
 
 
+def _read(answer: bytes, rank: int, count: int) -> Any:
+    """Return what a rank has told of its buffers, which may be anything, once it can be true of `count` buffers."""
+    try:
+        own, changed, facts = json.loads(answer)
+        possible = own != count or (
+            all(type(place) is int and 0 <= place < count for place in changed)
+            and all(isinstance(_dtype_of(name), torch.dtype) for _, name in facts.values())
+            and all(type(size) is int and size >= 0 for shape, _ in facts.values() for size in shape)
+        )
+    except (ValueError, TypeError, AttributeError):
+        possible = False
+    if not possible:
+        raise MismatchError(f"rank {rank} tells what cannot be true of the model's {count} buffers")
+    return [own, changed, facts]
+
+
+def _dtype_of(name: str) -> Any:
+    return getattr(torch, name.removeprefix("torch."), None)
+
+
 def _facts(entry: _Entry, place: int, answer: Any) -> tuple[tuple[int, ...], torch.dtype]:
     """Return shape and dtype of a buffer on the rank that has given an answer."""
     told = answer[2].get(str(place))
     if told is None:
         return entry.shape, entry.dtype
-    return tuple(told[0]), getattr(torch, told[1].removeprefix("torch."))
+    return tuple(told[0]), _dtype_of(told[1])
 
 
 def _put(entry: _Entry, value: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import tessera
 import torch
 from tessera import etp
+from tessera.etp import buffers
 from torch_ranks import launch
 
 
@@ -214,3 +216,18 @@ def test_exactness_names_what_forwards_change() -> None:
         assert "NO  buffers: forwards change norm.running_mean" in before and "take rank 0's" in before
         assert "ok  buffers" in evaluated
         assert "NO  buffers: forwards change" in after
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"{}", b"[2, [2], {}]", b"[2, [-1], {}]", b'[2, ["0"], {}]', b'[2, [], {"0": [[3], "torch.nn"]}]',
+     b'[2, [], {"0": [[-3], "torch.float32"]}]', b'[2, [], {"0": 7}]', b"[2, 1, {}]"],
+)  # fmt: skip
+def test_what_another_rank_tells_is_checked(answer: bytes) -> None:
+    with pytest.raises(tessera.MismatchError, match="rank 1 tells what cannot be true of the model's 2 buffers"):
+        buffers._read(answer, 1, 2)
+
+
+def test_what_can_be_true_is_taken() -> None:
+    told = [2, [0, 1], {"1": [[3, 0], "torch.float32"]}]
+    assert buffers._read(json.dumps(told).encode(), 0, 2) == told
