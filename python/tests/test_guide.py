@@ -39,9 +39,12 @@ def outputs(page: Path) -> dict[str, list[str]]:
 
 
 def require_output(line: str, said: str) -> None:
-    """Throws unless a program has said that line. The last figure of one that begins with MEASURED is its own."""
+    """Raise unless a program has said that line once. The last figure of one that begins with MEASURED is its own.
+
+    torchrun's ranks write unbuffered into one pipe: a line that several of them print may come in pieces of each.
+    """
     if not line.startswith(MEASURED):
-        assert line in said.splitlines(), f"{line!r} is not in:\n{said}"
+        assert said.splitlines().count(line) == 1, f"{line!r} is not there once:\n{said}"
         return
     told, _ = line.rsplit(maxsplit=1)
     (found,) = [each for each in said.splitlines() if each.startswith(told)]
