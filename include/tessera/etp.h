@@ -62,6 +62,12 @@ class Stream;
 
 namespace tessera::etp {
 
+// How an update begins.
+struct UpdateOptions {
+  std::string what = "an update";                     // for messages: "the step of AdamW"
+  std::optional<std::chrono::nanoseconds> timeout{};  // of the waits for the other ranks; none: the group's
+};
+
 class CapturedStep;
 class Consumptions;
 class GatherMemory;
@@ -395,12 +401,13 @@ class Runtime {
   // have folded it; what it has only summed is dropped. Every rank's drain() then throws kCancelled and names this
   // rank: gradients since the last drain are incomplete, to be zeroed, and the step repeated or skipped. Does not throw
   // for its own abandonment.
-  void abandon();
+  // `lost`: gradients that it knows of. Returns whether a rank has lost any, or had produced some since the last drain.
+  bool abandon(bool lost = false);
 
   // Collective. The first half drains, and waits until no rank reads the weights any longer; then shards may be
   // written. The second publishes their next version. Where that throws because values are not finite, nothing is
   // published and the update goes on: shards may be written again, and end_update() be called again, by all ranks.
-  void begin_update(std::span<const WeightId> weights);
+  void begin_update(std::span<const WeightId> weights, const UpdateOptions& options = {});
   void end_update();
   template <typename Write>
   void update(std::span<const WeightId> weights, Write write) {
@@ -411,11 +418,12 @@ class Runtime {
   // Collective, outside of an update: a write in between, which is no step. `told` says what is to be written, and is
   // the same on all ranks only if they write the same: returns what all have told, in order of ranks. If that is the
   // same and `begins` holds, a write has begun: no rank reads the weights any longer, shards may be written, and
-  // end_write() publishes them, those of PublishAt::kFirstUse, too; else nothing has changed. `what` is for messages,
-  // and the same on all ranks. One exchange; the plan of uses goes on behind it, and so do gradients that are under
-  // way. Throws as begin_update() and end_update() do.
-  std::vector<std::string> begin_write(std::span<const WeightId> weights, std::string_view what, std::string told,
-                                       bool begins = true);
+  // end_write() publishes them, those of PublishAt::kFirstUse, too; else nothing has changed. The options name it for
+  // messages, alike on all ranks: a rank that makes another call is an error with both names on all of them, before
+  // anything is written. One exchange; the plan of uses goes on behind it, and so do gradients that are under way.
+  // Throws as begin_update() and end_update() do.
+  std::vector<std::string> begin_write(std::span<const WeightId> weights, std::string told,
+                                       const UpdateOptions& options = {.what = "a write"}, bool begins = true);
   void end_write();
   // Ends a step where begin_write()s have taken the place of its update: the next use begins another. Local, unless the
   // group's back end needs gathers in one order.

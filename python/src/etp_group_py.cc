@@ -83,10 +83,18 @@ nb::typed<nb::list, nb::bytes> exchange(const ShardGroup& group, const std::stri
 }
 
 // The error is the caller's: it has raised, or will raise, its own.
-void refuse(const ShardGroup& group, const std::string& what, const std::string& text, const std::string& code) {
+void refuse(const ShardGroup& group, const std::string& what, const std::string& text, const std::string& code,
+            bool forwarded) {
   const nb::gil_scoped_release released;
   const SignalHook hook;
-  group.impl()->refuse(what, {error_code_named(code), text});
+  group.impl()->refuse(what, {error_code_named(code), text}, forwarded);
+}
+
+// (code, text, whether it is this rank's own)
+std::optional<std::tuple<std::string, std::string, bool>> latest_refusal(const ShardGroup& group) {
+  const auto latest = group.impl()->latest_refusal();
+  if (!latest) return std::nullopt;
+  return std::tuple(std::string(to_string(latest->reason.code())), latest->reason.message(), latest->own);
 }
 
 constexpr size_t kGatherBytes = size_t{64} << 20;  // of a rank at a time
@@ -174,8 +182,17 @@ void bind_etp_group(nb::module_& module) {
       .def("derive", derive, nb::arg("name"), "Collective: another group of the same ranks.")
       .def("exchange", exchange, nb::arg("what"), nb::arg("blob"), "Collective: every rank's bytes, in rank order.")
       .def("refuse", refuse, nb::arg("what"), nb::arg("text"), nb::arg("code") = "invalid-argument",
+           nb::arg("forwarded") = false,
            "Takes part in the next collective call with a refusal: on the other ranks that call raises the error of "
-           "`code`, \"rank R: \" and `text`. Does not wait for them. The group stays usable.")
+           "`code`, \"rank R: \" and `text`; `text` alone if it is `forwarded`, since it names the rank that has "
+           "refused. Does not wait for "
+           "them. The group stays usable.")
+      .def_prop_ro(
+          "refusals", [](const ShardGroup& group) { return group.impl()->refusals(); },
+          "How many refusals this rank has told or been told.")
+      .def_prop_ro(
+          "latest_refusal", latest_refusal,
+          "(code, text, whether it is this rank's own) of the last one; of another's, the text names its rank.")
       .def("gather_bytes", gather_bytes, nb::arg("what"), nb::arg("address"), nb::arg("bytes"), nb::arg("to"),
            "Collective: concatenates what lies at every rank's `address`, of the sizes `bytes`, at `to`.")
       .def("close",

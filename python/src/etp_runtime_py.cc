@@ -44,13 +44,21 @@ std::vector<AddedTuple> tuples_of(const std::vector<etp::Added>& added) {
   return tuples;
 }
 
+etp::UpdateOptions update_options(const std::string& what, std::optional<double> timeout) {
+  etp::UpdateOptions options{.what = what};
+  if (timeout) options.timeout = timeout_from("timeout", timeout, etp::kGroupTimeout);
+  return options;
+}
+
 nb::typed<nb::list, nb::bytes> begin_write(Runtime& runtime, const std::vector<WeightId>& weights,
-                                           const std::string& what, const nb::bytes& told, bool begins) {
+                                           const std::string& what, const nb::bytes& told, bool begins,
+                                           std::optional<double> timeout) {
+  const etp::UpdateOptions options = update_options(what, timeout);
   std::vector<std::string> answers;
   {
     std::string own(told.c_str(), told.size());
     const nb::gil_scoped_release released;
-    answers = runtime.begin_write(weights, what, std::move(own), begins);
+    answers = runtime.begin_write(weights, std::move(own), options, begins);
   }
   nb::list found;
   for (const std::string& each : answers) found.append(nb::bytes(each.data(), each.size()));
@@ -249,12 +257,15 @@ void bind_steps(nb::class_<Runtime>& bound) {
       .def("added", [](Runtime& runtime) { return tuples_of(runtime.added()); })
       .def(
           "drain", [](Runtime& runtime) { return tuples_of(runtime.drain()); }, released)
-      .def("abandon", &Runtime::abandon, released)
+      .def("abandon", &Runtime::abandon, nb::arg("lost") = false, released)
       .def(
-          "begin_update", [](Runtime& runtime, const std::vector<WeightId>& weights) { runtime.begin_update(weights); },
-          nb::arg("weights"), released)
+          "begin_update",
+          [](Runtime& runtime, const std::vector<WeightId>& weights, const std::string& what,
+             std::optional<double> timeout) { runtime.begin_update(weights, update_options(what, timeout)); },
+          nb::arg("weights"), nb::arg("what") = "an update", nb::arg("timeout") = nb::none(), released)
       .def("end_update", &Runtime::end_update, released)
       .def("begin_write", begin_write, nb::arg("weights"), nb::arg("what"), nb::arg("told"), nb::arg("begins") = true,
+           nb::arg("timeout") = nb::none(),
            "What all ranks have told; a write of these weights has begun if it is the same and `begins` holds.")
       .def("end_write", &Runtime::end_write, released)
       .def("next_step", &Runtime::next_step, released)

@@ -869,9 +869,19 @@ class ShardGroup:
     def exchange(self, what: str, blob: bytes) -> list[bytes]:
         """Collective: every rank's bytes, in rank order."""
 
-    def refuse(self, what: str, text: str, code: str = 'invalid-argument') -> None:
+    def refuse(self, what: str, text: str, code: str = 'invalid-argument', forwarded: bool = False) -> None:
         """
-        Takes part in the next collective call with a refusal: on the other ranks that call raises the error of `code`, "rank R: " and `text`. Does not wait for them. The group stays usable.
+        Takes part in the next collective call with a refusal: on the other ranks that call raises the error of `code`, "rank R: " and `text`; `text` alone if it is `forwarded`, since it names the rank that has refused. Does not wait for them. The group stays usable.
+        """
+
+    @property
+    def refusals(self) -> int:
+        """How many refusals this rank has told or been told."""
+
+    @property
+    def latest_refusal(self) -> tuple[str, str, bool] | None:
+        """
+        (code, text, whether it is this rank's own) of the last one; of another's, the text names its rank.
         """
 
     def gather_bytes(self, what: str, address: int, bytes: Sequence[int], to: int) -> None:
@@ -1309,13 +1319,13 @@ class EtpRuntime:
 
     def drain(self) -> list[tuple[int, int, int]]: ...
 
-    def abandon(self) -> None: ...
+    def abandon(self, lost: bool = False) -> bool: ...
 
-    def begin_update(self, weights: Sequence[int]) -> None: ...
+    def begin_update(self, weights: Sequence[int], what: str = 'an update', timeout: float | None = None) -> None: ...
 
     def end_update(self) -> None: ...
 
-    def begin_write(self, weights: Sequence[int], what: str, told: bytes, begins: bool = True) -> list[bytes]:
+    def begin_write(self, weights: Sequence[int], what: str, told: bytes, begins: bool = True, timeout: float | None = None) -> list[bytes]:
         """
         What all ranks have told; a write of these weights has begun if it is the same and `begins` holds.
         """

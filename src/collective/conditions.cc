@@ -20,6 +20,15 @@ bool WordsCondition::met() const {
   return false;
 }
 
+void WordsCondition::check() const {
+  if (!is_meeting()) return;
+  std::vector<int> elsewhere = group_->called_next(awaited());
+  if (elsewhere.empty()) return;
+  const std::vector<int> late = awaited();  // again: a rank may have stored its word, and then made its call
+  std::erase_if(elsewhere, [&](int rank) { return std::ranges::find(late, rank) == late.end(); });
+  if (!elsewhere.empty()) group_->refuse_difference(elsewhere.front(), to_string());
+}
+
 ReachedCondition::ReachedCondition(std::shared_ptr<const Group> group, std::vector<int> ranks, Word word, uint32_t slot,
                                    uint64_t value, std::string what)
     : WordsCondition(std::move(group)),
@@ -30,6 +39,7 @@ ReachedCondition::ReachedCondition(std::shared_ptr<const Group> group, std::vect
       what_(std::move(what)) {}
 
 std::string ReachedCondition::to_string() const {
+  if (is_meeting()) return fmt::format("rank{} {} {}", ranks_.size() == 1 ? "" : "s", fmt::join(ranks_, ", "), what_);
   return fmt::format("rank{} {}: {} {}", ranks_.size() == 1 ? "" : "s", fmt::join(ranks_, ", "),
                      collective::to_string(word_), what_);
 }

@@ -20,13 +20,23 @@ class WordsCondition : public device::Condition {
   void sleep(const Deadline& deadline) const final {
     group_->sleep_until([this] { return met(); }, deadline);
   }
-  std::string explain() const final { return group_->explain(awaited()); }
+  std::string explain() const final {
+    const std::string hint = this->hint();
+    return group_->explain(awaited()) + (hint.empty() ? "" : "; " + hint);
+  }
+  // Throws if a rank whose word is waited for waits in a numbered call, which all ranks make, for this one.
+  void check() const final;
 
  protected:
   // Whether the words are what they are to be. Throws if they cannot become so.
   virtual bool reached() const = 0;
   // Ranks whose words are not yet what they are to be.
   virtual std::vector<int> awaited() const = 0;
+  // Asks what the program may have done otherwise, for the message of a wait that ended at its deadline.
+  virtual std::string hint() const { return {}; }
+  // Whether the ranks that are waited for store the word themselves, in a call that all ranks make in one order with
+  // the numbered ones, and not by a thread beside it.
+  virtual bool is_meeting() const { return false; }
   const Group& group() const { return *group_; }
 
  private:
@@ -44,6 +54,10 @@ class ReachedCondition final : public WordsCondition {
 
  private:
   bool reached() const override { return awaited().empty(); }
+  bool is_meeting() const override { return word_ == Word::kRetired; }
+  std::string hint() const override {
+    return is_meeting() ? "do all ranks make the same steps and writes, and have they ended their reads?" : "";
+  }
   std::vector<int> awaited() const override;
 
   const std::vector<int> ranks_;

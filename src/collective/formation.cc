@@ -144,12 +144,13 @@ void Group::Impl::open_pages() {
   seen_states = std::vector<std::atomic<RankState>>(ranks.size());
   bells = std::make_unique<Bells>(memory.bells, options.rank, options.size);
   opened.store(true, std::memory_order_release);
-  calls = std::make_unique<Calls>(CallRoom{.pages = pages,
-                                           .rank = options.rank,
-                                           .ring = [this] { ring(); },
-                                           .await = [this](uint64_t step, const auto& what) { await_step(step, what); },
-                                           .fail = [this](const Status& status) { fail(status); },
-                                           .describe = [this](int rank) { return describe(rank); }});
+  calls = std::make_unique<Calls>(
+      CallRoom{.pages = pages,
+               .rank = options.rank,
+               .ring = [this] { ring(); },
+               .await = [this](uint64_t step, const auto& what, auto timeout) { await_step(step, what, timeout); },
+               .fail = [this](const Status& status) { fail(status); },
+               .describe = [this](int rank) { return describe(rank); }});
 }
 
 void Group::Impl::await_all(RankState state, const Deadline& deadline) {

@@ -319,26 +319,36 @@ std::shared_ptr<const device::Condition> Group::all_at_least(Word word, uint32_t
 
 // Calls --------------------------------------------------------------------------------------------------------------
 
-void Group::Impl::await_step(uint64_t step, const std::string& what) {
+void Group::Impl::await_step(uint64_t step, const std::string& what, std::optional<Duration> timeout) {
   const auto late = [this, step] {
     std::vector<int> missing;
     for (int rank = 0; rank < options.size; ++rank)
       if (page(rank).step().load(std::memory_order_seq_cst) < step) missing.push_back(rank);
     return missing;
   };
+  // A rank that has got this step may have thrown what it says, and have dropped the group: others are to find the same
+  // in it.
+  const auto require_usable_for_step = [&] {
+    try {
+      require_usable();
+    } catch (const Error&) {
+      if (!late().empty()) throw;
+    }
+  };
   const OwnCondition mailed(
       fmt::format("all ranks of group '{}' to call {}", options.name, what),
       [&] {
-        require_usable();
+        require_usable_for_step();
         for (int rank = 0; rank < options.size; ++rank) {
           // Read first: a rank that has left may have made this call before.
           const bool left = page(rank).state() == RankState::kLeft;
           const uint64_t reached = page(rank).step().load(std::memory_order_seq_cst);
-          if (reached > step + 1)
+          if (reached >= step + kMails)
             fail_for(rank, failed(ErrorCode::kDataLoss, "its mail says step {} after {}"_message, reached, step));
           if (reached >= step) continue;
           look();
-          require_usable();
+          require_usable_for_step();
+          if (page(rank).step().load(std::memory_order_seq_cst) >= step) continue;
           if (left)
             tessera::fail(ErrorCode::kPeerLost, "group '{}': {} has left it, and was wanted for {}"_message,
                           options.name, describe(rank), what);
@@ -348,7 +358,7 @@ void Group::Impl::await_step(uint64_t step, const std::string& what) {
       },
       [this](const auto& ready, const Deadline& until) { bells->wait(ready, until); }, [&] { return explain(late()); });
   try {
-    options.device->wait_host(mailed, Deadline::after(options.timeout));
+    options.device->wait_host(mailed, Deadline::after(timeout.value_or(options.timeout)));
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kDeadlineExceeded || error.code() == ErrorCode::kPeerLost)
       fail({error.code(), error.what()});
@@ -364,13 +374,16 @@ uint64_t Group::Impl::call(const Call& call, const TakeMail& take) {
   return number;
 }
 
-std::vector<std::string> Group::exchange(std::string_view what, std::string blob) {
+std::vector<std::string> Group::exchange(std::string_view what, std::string blob, std::optional<Duration> timeout) {
   if (blob.size() > kMaxBlobBytes)
     tessera::fail(ErrorCode::kInvalidArgument, "exchange '{}': {} bytes, at most {} are taken"_message, what,
                   blob.size(), kMaxBlobBytes);
   std::vector<std::string> blobs(static_cast<size_t>(size()));
-  const Call call{
-      .kind = CallKind::kExchange, .what = what, .bytes = std::as_bytes(std::span(blob)), .most_bytes = kMaxBlobBytes};
+  const Call call{.kind = CallKind::kExchange,
+                  .what = what,
+                  .bytes = std::as_bytes(std::span(blob)),
+                  .most_bytes = kMaxBlobBytes,
+                  .timeout = timeout};
   impl_->call(call, [&](int from, uint64_t, std::span<const std::byte> bytes) {
     blobs[static_cast<size_t>(from)].append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   });
@@ -390,11 +403,35 @@ void Group::max_exchange(std::span<float> values) {
   });
 }
 
-void Group::refuse(std::string_view what, const Status& reason) {
+void Group::refuse(std::string_view what, const Status& reason, bool forwarded) {
   if (reason.ok())
     tessera::fail(ErrorCode::kInvalidArgument, "group '{}': a refusal of '{}' without an error"_message, name(), what);
   impl_->require_usable();
-  impl_->calls->refuse(what, reason, Deadline::after(timeout()));
+  impl_->calls->refuse(what, reason, forwarded, Deadline::after(timeout()));
+}
+
+void Group::hear_refusal() {
+  if (const std::optional<Status> refusal = impl_->calls->hear()) refusal->throw_if_error();
+}
+
+std::vector<int> Group::called_next(std::span<const int> ranks) const {
+  std::vector<int> found(ranks.begin(), ranks.end());
+  std::erase_if(found, [this](int rank) { return !impl_->calls->has_called_next(rank); });
+  return found;
+}
+
+void Group::refuse_difference(int rank, const std::string& waits) const {
+  impl_->calls->refuse_difference(rank, waits).throw_if_error();
+}
+
+uint64_t Group::refusals() const {
+  return impl_->calls->refusals();
+}
+
+std::optional<Group::Refusal> Group::latest_refusal() const {
+  const std::optional<Calls::Refusal> latest = impl_->calls->latest();
+  if (!latest) return std::nullopt;
+  return Refusal{.reason = latest->reason, .own = latest->own};
 }
 
 void Group::barrier(std::string_view what) {

@@ -164,7 +164,8 @@ class Group : public std::enable_shared_from_this<Group> {
   // an error that names both calls. They block until all ranks have called, at most for timeout(), which fails the
   // group with an error that says who did not come and whether it is stopped.
 
-  std::vector<std::string> exchange(std::string_view what, std::string blob);  // any sizes up to kMaxBlobBytes
+  // Blobs of any sizes up to kMaxBlobBytes. `timeout`: in place of timeout().
+  std::vector<std::string> exchange(std::string_view what, std::string blob, std::optional<Duration> timeout = {});
   // Element by element, the largest of all ranks; NaN if any is. The same bits on all ranks.
   void max_exchange(std::span<float> values);
   // For each part, acc = f32(accumulated); for q = 0..N-1, unless q has no gradient: acc = acc + f32(g_q) * scale;
@@ -178,8 +179,26 @@ class Group : public std::enable_shared_from_this<Group> {
   // and the group stays usable. Does not wait for the others; this rank's next numbered call does. If this rank drops
   // the group before that, the group fails with the same error. Of several ranks that refuse,
   // the error of the lowest is thrown.
+  // `forwarded`: another rank has refused, whom the text names, and this one passes it on.
   // REQUIRES: !reason.ok()
-  void refuse(std::string_view what, const Status& reason);
+  void refuse(std::string_view what, const Status& reason, bool forwarded = false);
+  // For waits of other kinds than numbered calls: throws what another rank has refused, if it has refused the call that
+  // this rank would make next, and takes part in it. Never blocks.
+  void hear_refusal();
+  // Returns which of these ranks have come to the numbered call that this rank would make next, and have not refused
+  // it.
+  std::vector<int> called_next(std::span<const int> ranks) const;
+  // Throws kMismatch, which says that `rank` has come to another call than this one, which waits for `waits`, and
+  // refuses that call with the same text. REQUIRES: called_next() has named the rank.
+  void refuse_difference(int rank, const std::string& waits) const;
+  // Returns how many refusals this rank has told or been told: the same on all ranks between the same numbered calls.
+  uint64_t refusals() const;
+  struct Refusal {
+    Status reason;
+    bool own = false;  // this rank's; else the text names whose it is
+  };
+  // Returns the last one of them.
+  std::optional<Refusal> latest_refusal() const;
 
   static constexpr size_t kMaxBlobBytes = size_t{256} << 20;
 

@@ -63,7 +63,7 @@ struct Group::Impl {
   void ring();
   void abandon();
   // Collectives end with the group's failure if they end at their deadline.
-  void await_step(uint64_t step, const std::string& what);
+  void await_step(uint64_t step, const std::string& what, std::optional<Duration> timeout);
   uint64_t call(const Call& call, const TakeMail& take);
   void await_or_fail(const device::Condition& condition);
   void note_shared(const std::byte* data, size_t bytes);  // of any rank of this process

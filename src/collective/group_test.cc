@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <latch>
 #include <limits>
 
 #include "base/fields_testing.h"
@@ -201,6 +202,76 @@ TEST_P(Groups, ARefusalToNobodyEndsAtTheDeadlineOfTheNextCall) {
     }
   });
   EXPECT_THAT(statuses, Each(message(AllOf(HasSubstr("to call refusal 'first'"), HasSubstr("rank 1")))));
+}
+
+// The others may have all that they want of a call that a rank has left; else they find the refusal in place of the
+// rest.
+TEST_P(Groups, ACallThatARankLeavesEarlyIsRefusedAndTheNextOneMatches) {
+  if (ranks().size < 2) return;
+  for (const size_t bytes : {size_t{10}, 5 * kMailBytes / 2}) {
+    std::latch left(1);
+    run_ranks_well(ranks(), [&](Group& group) {
+      const auto send = [&] { group.exchange("sizes", std::string(bytes, 'x')); };
+      const std::string told = "cancelled: rank 0: interrupted in exchange 'sizes'";
+      if (group.rank() == 0) {
+        struct Stopped {};
+        const device::WaitHook hook([](void*) { throw Stopped(); });
+        EXPECT_THROW(send(), Stopped);
+        left.count_down();
+      } else {
+        left.wait();
+        if (bytes < kMailBytes) send();
+        EXPECT_THAT(error_of([&] { bytes < kMailBytes ? group.barrier("next") : send(); }), HasSubstr(told));
+      }
+      EXPECT_EQ(group.refusals(), 1U);
+      group.barrier("together");
+      EXPECT_EQ(group.exchange("again", std::to_string(group.rank())).at(1), "1");
+    });
+  }
+}
+
+TEST_P(Groups, AWaitForAWordHearsARefusal) {
+  if (ranks().size < 2) return;
+  run_ranks_well(ranks(), [](Group& group) {
+    for (int round = 0; round < 2; ++round) {
+      if (group.rank() == 1) {
+        group.refuse("step", {ErrorCode::kInvalidArgument, "a reason"});
+      } else {
+        const device::WaitHook hook([](void* waiting) { static_cast<Group*>(waiting)->hear_refusal(); }, &group);
+        const auto word = group.at_least(1, Word::kPublished, 0, 1, "a version");
+        EXPECT_EQ(error_of([&] { group.device().wait_host(*word, group.deadline()); }), "rank 1: a reason");
+      }
+      const auto latest = group.latest_refusal();
+      ASSERT_TRUE(latest);
+      EXPECT_EQ(latest->own, group.rank() == 1);
+      EXPECT_EQ(latest->reason.message(), group.rank() == 1 ? "a reason" : "rank 1: a reason");
+    }
+    group.barrier("together");
+    EXPECT_EQ(group.refusals(), 2U);
+  });
+}
+
+TEST_P(Groups, RanksThatMakeDifferentCallsAreToldAndLive) {
+  if (ranks().size < 2) return;
+  run_ranks_well(ranks(), [](Group& group) {
+    EXPECT_THAT(error_of([&] { group.rank() == 0 ? group.barrier("zero_ of w") : group.barrier("mul_ of w"); }),
+                AllOf(HasSubstr("'zero_ of w'"), HasSubstr("'mul_ of w'"), HasSubstr("rank 0"), HasSubstr("rank ")));
+    EXPECT_EQ(group.refusals(), 1U);
+    group.barrier("together");
+  });
+}
+
+TEST_P(Groups, ARankThatWaitsForAWordFindsThatAnotherMakesACall) {
+  if (ranks().size < 2) return;
+  run_ranks_well(ranks(), [](Group& group) {
+    const auto retired = group.all_at_least(Word::kRetired, kWholeRank, 1, "to come to zero_ of w");
+    const std::string told = error_of([&] {
+      const device::WaitHook hook([](void*) {});
+      group.rank() == 0 ? group.device().wait_host(*retired, group.deadline()) : group.barrier("a step");
+    });
+    EXPECT_THAT(told, AllOf(HasSubstr("calls barrier 'a step'"), HasSubstr("to come to zero_ of w")));
+    group.barrier("together");
+  });
 }
 
 // What a rank has refused last is why it has gone, wherever the others learn of it.

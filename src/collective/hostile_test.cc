@@ -80,8 +80,8 @@ TEST_F(Hostile, AGradientIsOfNoDtype) {
 }
 
 TEST_F(Hostile, TheMailIsAhead) {
-  page_.step().store(3);
-  expect_failure([&] { group_->barrier("now"); }, HasSubstr("its mail says step 3 after 1"));
+  page_.step().store(5);
+  expect_failure([&] { group_->barrier("now"); }, HasSubstr("its mail says step 5 after 1"));
 }
 
 TEST_F(Hostile, TheMailIsLongerThanAnyBlob) {

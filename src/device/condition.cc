@@ -35,7 +35,10 @@ void await(const Condition& condition, const Deadline& deadline) {
   for (;;) {
     condition.sleep(WaitHook::next_wake(deadline));
     if (condition.met()) return;
-    WaitHook::woken();
+    if (innermost_hook != nullptr) {
+      WaitHook::woken();
+      condition.check();
+    }
     if (!deadline.passed()) continue;
     const std::string why = condition.explain();
     fail(ErrorCode::kDeadlineExceeded, "waited {:.3g} s for {}"_message, to_seconds(Clock::steady().now() - begin),

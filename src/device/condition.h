@@ -43,6 +43,8 @@ class Condition {
   // What is known about why met() is false, for the message of a wait that ended at its deadline: "rank 2 (pid 71) is
   // stopped". May be empty.
   virtual std::string explain() const { return {}; }
+  // Called when a wait of a thread with a WaitHook wakes and met() is false. Throws to end the wait.
+  virtual void check() const {}
   // Adds to the notes, which are clear and do not outlive this. Called after met(), while the recorder is on.
   virtual void note(WaitNotes& notes) const { notes.say(to_string()); }
 };

@@ -45,14 +45,17 @@ class Gradients::ShowCondition final : public collective::WordsCondition {
 // That all ranks have closed the interval, or that there is something to fold before.
 class Gradients::CloseCondition final : public collective::WordsCondition {
  public:
-  explicit CloseCondition(const Gradients& gradients)
-      : WordsCondition(gradients.context_.group.shared_from_this()), gradients_(gradients) {}
+  CloseCondition(const Gradients& gradients, std::string meeting)
+      : WordsCondition(gradients.context_.group.shared_from_this()),
+        gradients_(gradients),
+        meeting_(std::move(meeting)) {}
   bool reached() const override {
     return all_closed() || std::ranges::any_of(gradients_.context_.parameters,
                                                [this](const auto& p) { return gradients_.folds_missing(*p) > 0; });
   }
   std::string to_string() const override {
-    return fmt::format("rank(s) {} to drain gradients", fmt::join(awaited(), ", "));
+    const std::vector<int> late = awaited();
+    return fmt::format("rank{} {} {}", late.size() == 1 ? "" : "s", fmt::join(late, ", "), meeting_);
   }
   void note(device::WaitNotes& notes) const override {
     notes.say(to_string());
@@ -79,8 +82,14 @@ class Gradients::CloseCondition final : public collective::WordsCondition {
       if (!closed(rank)) open.push_back(rank);
     return open;
   }
+  bool is_meeting() const override { return true; }
+  std::string hint() const override {
+    return meeting_ == kEndsBackward ? "has it made as many backward passes as this rank?"
+                                     : "do all ranks make the same steps and writes?";
+  }
 
   const Gradients& gradients_;
+  const std::string meeting_;
 };
 
 void Gradients::flush(bool keep_sums) {
@@ -180,13 +189,12 @@ void Gradients::fold_missing() {
   fold(rest);
 }
 
-void Gradients::close_interval() {
+void Gradients::close_interval(const std::string& meeting, const Deadline& deadline) {
   collective::Group& group = context_.group;
   const uint64_t interval = context_.interval;
   closed_ = true;
   group.set(Word::kClosed, collective::kWholeRank, interval + 1);
-  const CloseCondition closed(*this);
-  const Deadline deadline = group.deadline();
+  const CloseCondition closed(*this, meeting);
   // Others may need folds of rounds that this rank has none for, to show what they have left.
   for (bool all = false; !all;) {
     context_.device.wait_host(closed, deadline);

@@ -30,8 +30,10 @@ class Publisher {
   // In check mode: throws Error(kDataLoss), with weight and row, for a published shard that has been written since.
   void check_unwritten() const;
 
- private:
+  // Shows the next version of weights, whose rows or planes are there.
   void show(std::span<Parameter* const> weights);
+
+ private:
   void note_digests(Parameter& parameter) const;
 
   RuntimeContext& context_;

@@ -228,17 +228,17 @@ std::vector<Added> Runtime::added() {
 
 std::vector<Added> Runtime::drain() {
   const RuntimeImpl::Call call(*impl_, "drain()");
-  return impl_->drain(false);
+  return impl_->drain();
 }
 
-void Runtime::abandon() {
+bool Runtime::abandon(bool lost) {
   const RuntimeImpl::Call call(*impl_, "abandon()");
-  impl_->drain(true);
+  return impl_->abandon(lost);
 }
 
-void Runtime::begin_update(std::span<const WeightId> weights) {
+void Runtime::begin_update(std::span<const WeightId> weights, const UpdateOptions& options) {
   const RuntimeImpl::Call call(*impl_, "begin_update()");
-  impl_->begin_update(weights);
+  impl_->begin_update(weights, options);
 }
 
 void Runtime::end_update() {
@@ -246,10 +246,10 @@ void Runtime::end_update() {
   impl_->end_update();
 }
 
-std::vector<std::string> Runtime::begin_write(std::span<const WeightId> weights, std::string_view what,
-                                              std::string told, bool begins) {
+std::vector<std::string> Runtime::begin_write(std::span<const WeightId> weights, std::string told,
+                                              const UpdateOptions& options, bool begins) {
   const RuntimeImpl::Call call(*impl_, "begin_write()");
-  return impl_->begin_write(weights, what, std::move(told), begins);
+  return impl_->begin_write(weights, std::move(told), options, begins);
 }
 
 void Runtime::end_write() {

@@ -99,8 +99,13 @@ RuntimeImpl::Call::Call(RuntimeImpl& runtime, const char* call)
   if (call != nullptr && runtime.capturing_ != nullptr)
     fail(ErrorCode::kInvalidArgument, "{} cannot be part of a capture: call it before or after"_message, call);
   if (runtime.options_.while_waiting)
-    hook_.emplace([](void* options) { static_cast<const RuntimeOptions*>(options)->while_waiting(); },
-                  const_cast<RuntimeOptions*>(&runtime.options_));
+    hook_.emplace(
+        [](void* called) {
+          const auto& waiting = *static_cast<const RuntimeImpl*>(called);
+          waiting.options_.while_waiting();
+          waiting.group_.impl()->hear_refusal();
+        },
+        &runtime);
 }
 
 bool RuntimeImpl::require_own_process() const {

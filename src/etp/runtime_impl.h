@@ -29,8 +29,9 @@ class RuntimeImpl {
   RuntimeImpl(ShardGroup group, RuntimeOptions options);
   ~RuntimeImpl();
 
-  // Holds the lock during a call; waits of the call end with what `while_waiting` throws. `call`: its name, if it
-  // cannot be made while a capture is recorded; it then throws Error(kInvalidArgument).
+  // Holds the lock during a call; waits of the call end with what `while_waiting` throws and, where there is one, with
+  // what another rank has refused. `call`: its name, if it cannot be made while a capture is recorded; it then throws
+  // Error(kInvalidArgument).
   class SCOPED_CAPABILITY Call {
    public:
     explicit Call(RuntimeImpl& runtime, const char* call = nullptr) ACQUIRE(runtime.mutex_);
@@ -67,11 +68,17 @@ class RuntimeImpl {
       REQUIRES(mutex_);
   GradientBuffer gradient_buffer(WeightId weight, int micro_batch) REQUIRES(mutex_);
   void produce(std::span<GradientBuffer> gradients, bool own_round) REQUIRES(mutex_);
-  std::vector<Added> drain(bool abandoned) REQUIRES(mutex_);
-  void begin_update(std::span<const WeightId> weights) REQUIRES(mutex_);
+  std::vector<Added> drain() REQUIRES(mutex_);
+  bool abandon(bool lost) REQUIRES(mutex_);
+  // Ends the interval on all ranks. `meeting`: what the others are waited for, as a predicate. Returns what each tells.
+  std::vector<IntervalEnd> meet(bool abandoned, bool lost, const std::string& meeting, const Deadline& deadline)
+      REQUIRES(mutex_);
+  void drain(const std::string& meeting, const Deadline& deadline) REQUIRES(mutex_);
+  void align(std::span<const IntervalEnd> ends) REQUIRES(mutex_);
+  void begin_update(std::span<const WeightId> weights, const UpdateOptions& options) REQUIRES(mutex_);
   void end_update() REQUIRES(mutex_);
-  std::vector<std::string> begin_write(std::span<const WeightId> weights, std::string_view what, std::string told,
-                                       bool begins) REQUIRES(mutex_);
+  std::vector<std::string> begin_write(std::span<const WeightId> weights, std::string told,
+                                       const UpdateOptions& options, bool begins) REQUIRES(mutex_);
   void end_write() REQUIRES(mutex_);
   void next_step() REQUIRES(mutex_);
   void publish(std::span<const WeightId> weights, const float* noop) REQUIRES(mutex_);

@@ -83,31 +83,81 @@ void RuntimeImpl::produce(std::span<GradientBuffer> gradients, bool own_round) {
   gradients_.produce(gradients, own_round);
 }
 
-std::vector<Added> RuntimeImpl::drain(bool abandoned) {
+std::vector<IntervalEnd> RuntimeImpl::meet(bool abandoned, bool lost, const std::string& meeting,
+                                           const Deadline& deadline) {
   ++context_.counters.drains;
+  if (abandoned) replicated_.forget();
   gradients_.flush(!abandoned);
-  gradients_.close_interval();
+  gradients_.close_interval(meeting, deadline);
   replicated_.fold();
-  const std::vector<std::string> blobs = context_.group.exchange("drain", blob_of(gradients_.interval_end(abandoned)));
+  IntervalEnd own = gradients_.interval_end(abandoned);
+  own.lost = lost;
+  if (abandoned) {
+    own.updates = context_.updates;
+    for (const auto& p : context_.parameters) own.versions.push_back(p->publication.version);
+  }
+  const std::vector<std::string> blobs = context_.group.exchange("drain", blob_of(own));
   std::vector<IntervalEnd> ends;
   for (int q = 0; q < context_.ranks(); ++q)
     ends.push_back(interval_end_of(blobs[static_cast<size_t>(q)], context_.group.describe(q)));
   gradients_.end_interval(ends);
+  return ends;
+}
+
+bool RuntimeImpl::abandon(bool lost) {
+  const std::vector<IntervalEnd> ends = meet(true, lost, std::string(kEndsBackward), context_.group.deadline());
+  align(ends);
+  return std::ranges::any_of(ends, [](const IntervalEnd& end) { return end.lost || end.order != 0; });
+}
+
+std::vector<Added> RuntimeImpl::drain() {
+  drain(std::string(kEndsBackward), context_.group.deadline());
+  return gradients_.added();
+}
+
+void RuntimeImpl::drain(const std::string& meeting, const Deadline& deadline) {
+  const std::vector<IntervalEnd> ends = meet(false, false, meeting, deadline);
   const auto failed = std::ranges::find(ends, true, &IntervalEnd::abandoned);
-  if (failed != ends.end() && !abandoned)
+  if (failed != ends.end())
     fail(
         ErrorCode::kCancelled,
         "{} has abandoned its backward: gradients since the last drain are incomplete; zero them and repeat the step"_message,
         context_.group.describe(static_cast<int>(failed - ends.begin())));
-  return gradients_.added();
 }
 
-void RuntimeImpl::begin_update(std::span<const WeightId> weights) {
+// An update that ended early on some ranks has been begun, or published, on others. Rows that were not written stay as
+// they are, and have the others' version: whoever wrote part of a step answers for its values.
+void RuntimeImpl::align(std::span<const IntervalEnd> ends) {
+  uint64_t updates = context_.updates;
+  for (const IntervalEnd& end : ends) updates = std::max(updates, end.updates);
+  if (updates > context_.updates) {
+    context_.updates = updates;
+    context_.group.set(Word::kRetired, collective::kWholeRank, updates);
+  }
+  std::vector<Parameter*> behind;
+  for (size_t i = 0; i < context_.parameters.size(); ++i) {
+    Publication& shown = context_.parameters[i]->publication;
+    uint64_t version = shown.version;
+    for (const IntervalEnd& end : ends)
+      if (i < end.versions.size()) version = std::max(version, end.versions[i]);
+    if (version == shown.version) continue;
+    shown.version = version - 1;
+    behind.push_back(context_.parameters[i].get());
+  }
+  if (!behind.empty()) publisher_.show(behind);
+  in_update_ = writing_ = false;
+  updating_.clear();
+}
+
+void RuntimeImpl::begin_update(std::span<const WeightId> weights, const UpdateOptions& options) {
   if (in_update_) fail(ErrorCode::kInvalidArgument, "an update has begun and not ended"_message);
   std::vector<Parameter*> list = list_of(weights);
   for (const WeightId weight : weights) context_.started(weight);
   std::erase_if(list, [](const Parameter* p) { return p->weight.spec.planes_only; });
-  gradients_.keep(drain(false));
+  const Deadline deadline = Deadline::after(options.timeout.value_or(context_.group.timeout()));
+  const std::string meeting = "to come to " + options.what;
+  drain(meeting, deadline);
+  gradients_.keep(gradients_.added());
   consumptions_.begin_update();
   context_.compute->synchronize(context_.group.deadline());
   consumptions_.detach(list);
@@ -115,8 +165,7 @@ void RuntimeImpl::begin_update(std::span<const WeightId> weights) {
   context_.group.set(Word::kRetired, collective::kWholeRank, context_.updates);
   if (!mutated(Mutation::kRetireNotAwaited))
     context_.device.wait_host(
-        *context_.group.all_at_least(Word::kRetired, collective::kWholeRank, context_.updates, "to begin its update"),
-        context_.group.deadline());
+        *context_.group.all_at_least(Word::kRetired, collective::kWholeRank, context_.updates, meeting), deadline);
   for (int q = 0; q < context_.ranks(); ++q)
     if (context_.group.get(q, Word::kRetired, collective::kWholeRank) > context_.updates)
       context_.group.distrust(q, Word::kRetired, collective::kWholeRank,
@@ -163,8 +212,8 @@ void RuntimeImpl::end_update() {
   consumptions_.end_update();
 }
 
-std::vector<std::string> RuntimeImpl::begin_write(std::span<const WeightId> weights, std::string_view what,
-                                                  std::string told, bool begins) {
+std::vector<std::string> RuntimeImpl::begin_write(std::span<const WeightId> weights, std::string told,
+                                                  const UpdateOptions& options, bool begins) {
   if (in_update_) fail(ErrorCode::kInvalidArgument, "an update has begun and not ended"_message);
   std::vector<Parameter*> list = list_of(weights);
   for (const WeightId weight : weights) context_.started(weight);
@@ -175,7 +224,7 @@ std::vector<std::string> RuntimeImpl::begin_write(std::span<const WeightId> weig
   consumptions_.detach(list);
   // No rank sends its part before it has stopped reading: the answers say that all have.
   const TimePoint began = Clock::steady().now();
-  std::vector<std::string> answers = context_.group.exchange(what, std::move(told));
+  std::vector<std::string> answers = context_.group.exchange(options.what, std::move(told), options.timeout);
   context_.counters.write_seconds += to_seconds(Clock::steady().now() - began);
   if (!begins || std::ranges::any_of(answers, [&](const std::string& each) { return each != answers.front(); }))
     return answers;

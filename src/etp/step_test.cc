@@ -141,7 +141,7 @@ TEST(StepTest, AWriteIsAnExchangeAndNoStep) {
         EXPECT_EQ(wrong_elements(full, w, version), 0);
       }
       for (const WeightId w : weights) {
-        EXPECT_THAT(runtime.begin_write({{w}}, "fill", "7"), testing::ElementsAre("7", "7", "7"));
+        EXPECT_THAT(runtime.begin_write({{w}}, "7", {.what = "fill"}), testing::ElementsAre("7", "7", "7"));
         fill_shard(runtime, w, version + 1);
         runtime.end_write();
       }
@@ -163,19 +163,78 @@ TEST(StepTest, AWriteThatRanksDoNotMakeAlikeDoesNotBegin) {
     fill_shard(runtime, w, 1);
     runtime.start();
     const FullWeight before = runtime.acquire(w, Phase::kForward);
-    EXPECT_THAT(runtime.begin_write({{w}}, "fill", group.rank() == 0 ? "a" : "b"), testing::ElementsAre("a", "b"));
-    EXPECT_THAT(runtime.begin_write({{w}}, "fill", "c", false), testing::ElementsAre("c", "c"));
+    EXPECT_THAT(runtime.begin_write({{w}}, group.rank() == 0 ? "a" : "b"), testing::ElementsAre("a", "b"));
+    EXPECT_THAT(runtime.begin_write({{w}}, "c", {}, false), testing::ElementsAre("c", "c"));
     EXPECT_THAT(error_of([&] { runtime.end_write(); }), HasSubstr("end_write() without begin_write()"));
     EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kForward), w, 1), 0);
     EXPECT_EQ(runtime.version(w), 1);
     // And what is held is not written under its holder.
-    runtime.begin_write({{w}}, "fill", "");
-    EXPECT_THAT(error_of([&] { runtime.begin_write({{w}}, "fill", ""); }), HasSubstr("has begun and not ended"));
+    runtime.begin_write({{w}}, "", {.what = "fill"});
+    EXPECT_THAT(error_of([&] { runtime.begin_write({{w}}, "", {.what = "fill"}); }),
+                HasSubstr("has begun and not ended"));
     EXPECT_THAT(error_of([&] { runtime.end_update(); }), HasSubstr("end_update() without begin_update()"));
     EXPECT_THAT(error_of([&] { runtime.acquire(w, Phase::kForward); }), HasSubstr("is used inside an update"));
     fill_shard(runtime, w, 2);
     runtime.end_write();
     EXPECT_EQ(wrong_elements(before, w, 1), 0);
+    EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kForward), w, 2), 0);
+  });
+}
+
+TEST(StepTest, AWriteThatARankRefusesIsVoidAndTheNextOneIsRight) {
+  run_ranks(3, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId w = runtime.add({.name = "w", .rows = 40, .columns = 4});
+    fill_shard(runtime, w, 1);
+    runtime.start();
+    const auto write = [&] { runtime.begin_write({{w}}, "", {.what = "fill"}); };
+    if (group.rank() == 1)
+      group.impl()->refuse("fill", Status(ErrorCode::kInvalidArgument, "no values"));
+    else
+      EXPECT_EQ(error_of(write), "rank 1: no values");
+    runtime.abandon();
+    write();
+    fill_shard(runtime, w, 2);
+    // One rank is told before it has published.
+    if (group.rank() == 2) {
+      group.impl()->refuse("fill", Status(ErrorCode::kCancelled, "interrupted"));
+    } else {
+      runtime.end_write();
+      EXPECT_EQ(error_of([&] { runtime.drain(); }), "cancelled: rank 2: interrupted");
+    }
+    runtime.abandon();
+    EXPECT_EQ(runtime.version(w), 2);
+    EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kForward), w, 2), 0);
+    write();
+    fill_shard(runtime, w, 3);
+    runtime.end_write();
+    EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kForward), w, 3), 0);
+  });
+}
+
+TEST(StepTest, RanksThatMeetInAWriteAndAnotherCallAreToldBothNames) {
+  run_ranks(2, [](ShardGroup group) {
+    RuntimeOptions options = prefetching();
+    options.while_waiting = [] {};  // waits for words look for calls, too
+    Runtime runtime(group, options);
+    const WeightId w = runtime.add({.name = "w", .rows = 40, .columns = 4});
+    fill_shard(runtime, w, 1);
+    runtime.start();
+    const auto meets = [&](const std::string& own) {
+      const std::string error = error_of([&] { runtime.begin_write({{w}}, "", {.what = own}); });
+      EXPECT_THAT(error, AllOf(HasSubstr("'mul_ of w'"), HasSubstr("'zero_ of w'")));
+      runtime.abandon();
+    };
+    meets(group.rank() == 0 ? "mul_ of w" : "zero_ of w");
+    const std::string error = error_of([&] {
+      if (group.rank() == 0)
+        runtime.begin_write({{w}}, "", {.what = "zero_ of w"});
+      else
+        runtime.begin_update({{w}}, {.what = "the step of SGD"});
+    });
+    EXPECT_THAT(error, AllOf(HasSubstr("'zero_ of w'"), HasSubstr("the step of SGD")));
+    runtime.abandon();
+    runtime.update({{w}}, [&] { fill_shard(runtime, w, 2); });
     EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kForward), w, 2), 0);
   });
 }
@@ -188,7 +247,7 @@ TEST(StepTest, AWriteAmidAForwardLeavesItsGradientsAndPlan) {
     runtime.start();
     for (int step = 0; step < 3; ++step) {
       runtime.acquire(used, Phase::kForward);
-      runtime.begin_write({{written}}, "fill", "");
+      runtime.begin_write({{written}}, "");
       fill_shard(runtime, written, step);
       runtime.end_write();
       runtime.acquire(written, Phase::kForward, {.expects_backward = false});
@@ -329,7 +388,9 @@ TEST(StepTest, AWaitEndsWithTheExceptionOfWhileWaiting) {
       EXPECT_THROW(runtime.begin_update({{w}}), Stopped);  // the other rank does not come
       group.impl()->fail(Status(ErrorCode::kCancelled, "the first rank gave up"));
     } else {
-      EXPECT_THAT(error_of([&] { group.impl()->barrier("end"); }), HasSubstr("the first rank gave up"));
+      const auto word = group.impl()->at_least(0, collective::Word::kPublished, w, 9, "a version");
+      EXPECT_THAT(error_of([&] { group.impl()->device().wait_host(*word, group.impl()->deadline()); }),
+                  HasSubstr("the first rank gave up"));
     }
   });
 }

@@ -34,6 +34,7 @@ from ._surface import tag_etp_params_with_names, wrap_module_params_etp
 from ._views import from_local, local, update, whole
 from ._weights.stack import Expert, Stack
 from ._weights.weight import Weight
+from .join import join
 from .layers import Embedding, GroupedLinear, LayerNormLinear, LayerNormMLP, Linear, vocab_parallel_cross_entropy
 from .summoning import summon
 from .tensor import LogicalTensor
@@ -67,6 +68,7 @@ __all__ = [
     "forecast",
     "from_local",
     "init_group",
+    "join",
     "load_optimizer_state_dict",
     "local",
     "optimizer_state_dict",

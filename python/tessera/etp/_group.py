@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -16,9 +17,14 @@ import torch.distributed
 from .. import _core
 from .._arguments import optional_text, seconds, text, whole
 from .._closing import Closing, close_at_exit
-from .._errors import InvalidArgumentError, MismatchError
+from .._errors import Error, InvalidArgumentError, MismatchError
+from ._telling import Family, Member
 
 _MAX_RANKS = 1 << 16
+_MOST_BYTES = 1 << 20  # of a rank's part of a bootstrap
+_WAIT = 60.0  # seconds that a rank waits for the others, by default
+_READERS = 1800.0  # likewise, that a write waits for ranks that read: one may be writing all to a disk
+_REFUSED = b"\1"  # in front of what a rank tells in place of its part of a bootstrap
 
 
 class Group(Closing):
@@ -30,33 +36,62 @@ class Group(Closing):
         rank: This process, from 0.
         size: How many share each weight.
         timeout: Seconds that a rank waits for the others.
+        timeout_of_readers: Seconds that a write waits for ranks that read the weights.
         job_rank: This process in its job, as torch or the launcher numbers it; None: nobody does.
     """
 
     def __init__(self, core: _core.ShardGroup, name: str, timeout: float, job_rank: int | None = None) -> None:
         self.name = name
         self.timeout = timeout
+        self.timeout_of_readers = max(timeout, _READERS) if timeout == _WAIT else timeout
         self.job_rank = job_rank
-        self.core = core
+        self._core = core
+        self.member = Member(core, Family())
         self.rank = core.rank
         self.size = core.size
         self.layers: dict[Any, Any] = {}  # runtimes that take further constructed layers
         self.layers_made = 0
         self._models = 0
+        self._making: list[Member] = []  # groups of models that are being made, or that were not finished
         self._closed = False
         # A model's that has been made last: kept until all ranks have made it, which the next call of all ranks tells,
         # as a rank may let its model go at once.
         self._last: _core.ShardGroup | None = None
         close_at_exit(self)
 
-    def of_model(self) -> _core.ShardGroup:
-        """A group for one model, with the same ranks. Collective."""
-        self._last = self.core.derive(self._next_name())
-        return self._last
+    @property
+    def core(self) -> _core.ShardGroup:
+        """The ranks, for a call of all of them."""
+        self.member.family.settle()
+        return self._core
 
-    def with_replicas(self, dp: Group) -> _core.ShardGroup:
+    def of_model(self) -> Member:
+        """A group for one model, with the same ranks, to be given to finish(). Collective."""
+        name = self._next_name()
+        self._end_unfinished()
+        return self._begin(self.core.derive(name))
+
+    def _begin(self, core: _core.ShardGroup) -> Member:
+        self._last = core
+        self._making.append(Member(core, self.member.family))
+        return self._making[-1]
+
+    def finish(self, made: Member) -> None:
+        """The model of a group has been made. Until then its group ends with the next one of this group, or with this
+        one: other ranks may still look at what this rank has refused. Idempotent."""
+        if made in self._making:
+            self._making.remove(made)
+
+    def _end_unfinished(self) -> None:
+        for member in self._making:
+            with contextlib.suppress(Error):
+                member.core.leave()
+        self._making.clear()
+
+    def with_replicas(self, dp: Group) -> Member:
         """A group for one model: the ranks of all replicas, one replica after the other. Collective over both."""
         name = self._next_name()
+        self._end_unfinished()
         what = f"the replicas of {name}"
 
         def exchange(blob: bytes) -> list[bytes]:
@@ -65,28 +100,30 @@ class Group(Closing):
 
         _require_orthogonal(self, dp, exchange)
         rank, size = dp.rank * self.size + self.rank, dp.size * self.size
-        self._last = _core.ShardGroup.over(exchange, rank, size, name, min(self.timeout, dp.timeout))
-        return self._last
+        return self._begin(_core.ShardGroup.over(exchange, rank, size, name, min(self.timeout, dp.timeout)))
 
     def _next_name(self) -> str:
         if self._closed:
             raise InvalidArgumentError(f"ETP group {self.name} is closed: init_group() again")
-        self._models += 1
+        # Ranks that were refused while they made one have come to different counts.
+        told = self.core.exchange("the number of a model", struct.pack("<Q", self._models))
+        self._models = max(int(struct.unpack("<Q", each)[0]) for each in told) + 1
         return f"{self.name}/{self._models - 1}"
 
     def close(self) -> None:
         """Leaves it: call it on every rank. Waits until all have, at most for the timeout. Models that are sharded over
         it keep groups of their own. Idempotent."""
-        self._end(self.core.close)
+        self._end(self._core.close)
 
     def abandon(self) -> None:
         """Leaves it without waiting for the other ranks, because of an error. Idempotent."""
-        self._end(self.core.leave)
+        self._end(self._core.leave)
 
     def _end(self, leave: Callable[[], None]) -> None:
         if not self._closed:
             self._closed = True
             self.layers.clear()
+            self._end_unfinished()
             leave()
             self._last = None
 
@@ -146,7 +183,7 @@ def init_group(
     rank: int | None = None,
     size: int | None = None,
     name: str = "etp",
-    timeout: float = 60.0,
+    timeout: float | None = None,
 ) -> Group:
     """Makes a group of ranks that share weights. Collective over them; they are processes of one host.
 
@@ -159,13 +196,28 @@ def init_group(
         store: URL of a Tessera store, such as "auto"; no torch.distributed is needed then.
         rank, size: With a store. None: RANK and WORLD_SIZE.
         name: The group's, in messages; with a store the ranks find each other by it.
-        timeout: Seconds that a rank waits for the others, here and later.
+        timeout: Seconds that a rank waits for the others, here and later. None: 60, and 1800 where a write waits for
+            ranks that read the weights. A death is told within a second.
     """
-    name, timeout = text("name", name), seconds("timeout", timeout)
-    if sum(each is not None for each in (process_group, mesh, store)) > 1:
-        raise InvalidArgumentError("init_group: give a process_group, a mesh or a store, not several of them")
+    try:
+        name, timeout = text("name", name), _WAIT if timeout is None else seconds("timeout", timeout)
+        if sum(each is not None for each in (process_group, mesh, store)) > 1:
+            raise InvalidArgumentError("init_group: give a process_group, a mesh or a store, not several of them")
+        if store is None:
+            process_group = _process_group_of(process_group, mesh, rank, size)
+    except Exception as error:
+        if store is None:
+            _refuse_bootstrap(process_group, mesh, error)
+        raise
     if store is not None:
         return _over_store(optional_text("store", store), rank, size, name, timeout)
+    if process_group is None:
+        return Group(_core.ShardGroup.single(name), name, timeout)
+    return _over_process_group(process_group, name, timeout)
+
+
+def _process_group_of(process_group: Any, mesh: Any, rank: Any, size: Any) -> Any:
+    """Return the process group that init_group() is over; None: there is one rank."""
     if rank is not None or size is not None:
         raise InvalidArgumentError("init_group: rank and size go with a store; a process group has its own")
     if mesh is not None:
@@ -173,12 +225,21 @@ def init_group(
             raise InvalidArgumentError(
                 f"mesh {mesh}: ETP shards over one dim, and it has {mesh.ndim}: give one axis, such as mesh['etp']"
             )
-        process_group = mesh.get_group()
-    if process_group is None:
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return Group(_core.ShardGroup.single(name), name, timeout)
-        process_group = torch.distributed.group.WORLD
-    return _over_process_group(process_group, name, timeout)
+        return mesh.get_group()
+    if process_group is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.group.WORLD
+    return process_group
+
+
+def _refuse_bootstrap(process_group: Any, mesh: Any, error: Exception) -> None:
+    """Take part in the bootstrap of the other ranks with an error, where it is known who they are."""
+    with contextlib.suppress(Exception):
+        if mesh is not None:
+            process_group = mesh.get_group() if mesh.ndim == 1 else None
+        if process_group is None and torch.distributed.is_initialized():
+            process_group = torch.distributed.group.WORLD
+        if process_group is not None and torch.distributed.get_rank(process_group) >= 0:
+            exchange_over(process_group, _MOST_BYTES)(_REFUSED + str(error).encode(errors="replace")[:2048])
 
 
 def _over_store(url: str, rank: int | None, size: int | None, name: str, timeout: float) -> Group:
@@ -207,7 +268,15 @@ def _over_process_group(process_group: Any, name: str, timeout: float) -> Group:
     size = torch.distributed.get_world_size(process_group)
     if rank < 0:
         raise InvalidArgumentError("process_group: this process is none of its ranks")
-    exchange = exchange_over(process_group, 1 << 20)
+    whole_exchange = exchange_over(process_group, _MOST_BYTES)
+
+    def exchange(blob: bytes) -> list[bytes]:
+        answers = whole_exchange(b"\0" + blob)
+        for other, answer in enumerate(answers):
+            if answer[:1] == _REFUSED:
+                raise InvalidArgumentError(f"rank {other}: {answer[1:].decode(errors='replace')}")
+        return [answer[1:] for answer in answers]
+
     job_rank = torch.distributed.get_rank()
     return Group(_core.ShardGroup.over(exchange, rank, size, name, timeout), name, timeout, job_rank)
 

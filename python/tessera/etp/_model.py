@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from .. import _core
 from .._closing import Closing, close_at_exit
 from .._errors import CancelledError, InvalidArgumentError
 from ._autograd.attention import attentive_class
+from ._autograd.backwards import watch_backwards
 from ._autograd.generic import refuse_transforms
 from ._autograd.modules import Sharded, has_group, unsharded_class
 from ._compile import leave_out_of_graphs, left_out, refuse_compiled_autograd
@@ -24,6 +26,7 @@ from ._optim.batch import Batch, refuse_damaged
 from ._refusals import kind_refused
 from ._states.logical import watch_loading, watch_states
 from ._states.shared import SharedStates
+from ._telling import Member
 from ._weights.matrix import Listed
 from ._weights.parameter import LogicalParameter
 from ._weights.replicated import Replicated
@@ -61,6 +64,11 @@ def _job_ranks(group: Group, core: _core.ShardGroup) -> tuple[int, ...] | None:
     return None if min(found) < 0 else found
 
 
+def _versions_of(weights: Iterable[Weight]) -> list[int]:
+    """Count the writes of rows, by what torch counts."""
+    return [weight.store.rows._version for weight in weights if weight.store.rows is not None]
+
+
 class Hook:
     """A hook of a module of a sharded model, which goes when the model is unsharded or summoned."""
 
@@ -91,15 +99,20 @@ class ShardedModel(Closing):
     of_layers = False
     _made = 0
 
-    def __init__(
-        self, group: Group, core: _core.ShardGroup, runtime: _core.EtpRuntime, inline: bool, scale: float
-    ) -> None:
+    def __init__(self, group: Group, member: Member, runtime: _core.EtpRuntime, inline: bool, scale: float) -> None:
         self.group = group
+        self.member = member
+        self.size = member.core.size  # ranks of all replicas
+        self._resumed = member.core.refusals  # which the runtime has come back from
+        self._resuming = False
+        self.joining: Any = None  # a loop in etp.join(): Join
+        self.rescales = False  # gradients of each backward are multiplied by `factor`
+        self.factor = 1.0
+        self._unmet = False  # the last backward's gradients have not been added
         self.inline = inline
         self.scale = scale
-        self.core = core  # the ranks of all replicas
-        self.replicas = core.size // group.size
-        self.job_ranks = _job_ranks(group, core)
+        self.replicas = self.size // group.size
+        self.job_ranks = _job_ranks(group, member.core)
         self.runtime = runtime
         self.weights: list[Weight] = []
         self.replicated: list[Replicated] = []
@@ -107,7 +120,6 @@ class ShardedModel(Closing):
         self._wrote = False  # since the last use in a forward
         self._unpublished = False  # values that are not finite, which are to be written again
         self._batch: Batch | None = None
-        self.awaits_backward = False  # a forward has begun whose backward has not ended
         self.damaged: dict[Any, str] = {}  # weights that a step has written in part, and how that came
         self.threads = Threads(group.timeout)
         self._updating = False
@@ -132,7 +144,22 @@ class ShardedModel(Closing):
         self.number = ShardedModel._made
         ShardedModel._made += 1
         _models.add(self)
+        watch_backwards(models_of_this_process)
         close_at_exit(self)
+
+    @property
+    def core(self) -> _core.ShardGroup:
+        """The ranks of all replicas, for a call of all of them."""
+        self.resume()
+        return self.member.core
+
+    def leaves(self) -> Iterator[torch.Tensor]:
+        """Yield the leaves of graphs by which a backward comes to its weights."""
+        yield self.anchor
+        for weight in self.weights:
+            yield weight.parameter
+        for replicated in self.replicated:
+            yield replicated.parameter
 
     def close(self) -> None:
         """Ends its streams. Not collective. Idempotent."""
@@ -293,21 +320,21 @@ class ShardedModel(Closing):
 
     def enter_forward(self) -> None:
         """Publish what a step has written, if its closure computes now. Throw if a step has damaged weights."""
+        self.resume()
         if self.damaged:
             refuse_damaged(self)
-        if self.threads.trains_here():
-            self.awaits_backward |= torch.is_grad_enabled()
         if self.batch is not None:
             self.batch.pause()
 
     def reading_phase(self) -> str:
         """Return the phase of an operation by the dispatcher that reads a weight now."""
+        reads_in_backward = self.in_backward()
+        if not reads_in_backward and (self._tasks or self._is_refused()) and self.threads.trains_here():
+            self._recover()
         if self.damaged:
             refuse_damaged(self)
-        if self.in_backward():
+        if reads_in_backward:
             return "recompute" if torch.is_grad_enabled() else "bwd"
-        if self._tasks and self.threads.trains_here():
-            self._recover()
         if self._wrote:
             self._next_step()
         return "fwd"
@@ -315,12 +342,12 @@ class ShardedModel(Closing):
     def phase(self) -> str:
         """Of a forward use of a weight that happens now."""
         task = _task_of_this_backward()
+        if task == _NO_TASK and self._tasks and self.threads.trains_here():
+            self._recover()
         self.enter_forward()
         if task != _NO_TASK:
             self._join(task)
             return "recompute"
-        if self._tasks and self.threads.trains_here():
-            self._recover()
         if self._wrote:
             self._next_step()
         if self.structure is not None and not self.structure.is_current:
@@ -347,6 +374,8 @@ class ShardedModel(Closing):
             return
         refuse_compiled_autograd(self.weights[0].name if self.weights else "the model")
         self.threads.take_over("a backward", self._name, self._under_way)
+        if not self._tasks and self._is_refused():
+            self._recover()
         self._tasks.append(task)
         joined = _joined.setdefault(task, [])
         joined.append(self)
@@ -372,8 +401,11 @@ class ShardedModel(Closing):
         if task in self._tasks:
             del self._tasks[self._tasks.index(task) :]  # those within have ended, or failed
         if not self._tasks:
-            self.awaits_backward = False
-            self.drain()
+            self._unmet = True
+            if self.joining is not None:
+                self.joining.tell_backward(self)
+            self._meet(self.runtime.drain)
+            self._unmet = False
             self.micro_batch += 1
             if self.buffers is not None:
                 self.buffers.settle()
@@ -385,19 +417,81 @@ class ShardedModel(Closing):
             each._recover_alone()
 
     def _recover_alone(self) -> None:
-        if self._updating:
-            self.end_update()
-        if self._tasks:
-            for task in self._tasks:
-                _joined.pop(task, None)
-            self._tasks.clear()
-            self._meet(self._abandon)
+        refused = self._is_refused()
+        if self._resuming or not (refused or self._tasks or self._updating):
+            return
+        self._resuming = True
+        try:
+            if self._updating and not refused:
+                self.end_update()
+            if refused or self._tasks:
+                self._abandon()
+        finally:
+            self._resuming = False
+
+    def _is_refused(self) -> bool:
+        """Tell whether a call of its ranks has been refused since its runtime was last in order."""
+        return self.member.core.refusals != self._resumed
+
+    def resume(self) -> None:
+        """Bring the runtime to a state that is the same on all ranks, where a call has been refused. Collective: every
+        rank does so before its next call."""
+        if not self._is_refused() or self._resuming or _task_of_this_backward() != _NO_TASK:
+            return
+        if self.threads.trains_here() or (torch.is_grad_enabled() and not self._under_way):
+            self.member.family.settle()
+            self._recover()
+
+    def _abandon(self) -> None:
+        """Collective: ends what is under way, and tells what is damaged. Gradients are kept unless a rank has lost
+        some."""
+        refusals = self.member.core.refusals
+        lost = bool(self._tasks) or self._unmet
+        for task in self._tasks:
+            _joined.pop(task, None)
+        self._tasks.clear()
+        self.close_update()
+        with DisableTorchFunctionSubclass(), torch.no_grad():
+            for weight in self.weights:
+                weight.before_abandon()
+            lost = self.runtime.abandon(lost)
+            self.runtime.added()
+            for weight in self.weights:
+                weight.after_abandon()
+            for replicated in self.replicated:
+                replicated.put_back()
+        self._unpublished = False
+        if lost:
             self._discard()
+        self._unmet = False
+        if self._is_refused():  # else this rank is alone in it, and the others learn it in their drain
+            self._align()
+        self._resumed = refusals
+
+    def _align(self) -> None:
+        """Have all ranks take as damaged what one of them does, and count updates of states alike: an update may have
+        begun, or ended, on some of them only. Collective."""
+        reasons: dict[str, list[int]] = {}
+        for place, weight in enumerate(self.weights):
+            if weight in self.damaged:
+                reasons.setdefault(self.damaged[weight], []).append(place)
+        told = json.dumps([reasons, None if self.states is None else self.states.count]).encode()
+        answers = [json.loads(each) for each in self.member.core.exchange("what a refused call has left", told)]
+        counts = [count for _, count in answers]
+        if self.states is not None:
+            if None in counts:  # it was being made
+                self.states = None
+            else:
+                self.states.align(max(counts))
+        for rank, (others, _) in enumerate(answers):
+            for why, places in others.items() if rank != self.member.core.rank else ():
+                self.damage([self.weights[place] for place in places], why)
 
     # --- meetings
 
     def drain(self) -> None:
         """Collective: every gradient of every rank is added, then hooks are called."""
+        self.resume()
         self._meet(self.runtime.drain)
 
     def _meet(self, meeting: Callable[[], list[tuple[int, int, int]]]) -> None:
@@ -417,8 +511,11 @@ class ShardedModel(Closing):
             added: set[int] = set()
             try:
                 added = {number for number, *_ in meeting()}
+                for weight in self.weights:
+                    weight.release()
             except CancelledError:  # another rank has abandoned its backward
-                self._discard()
+                if not self._is_refused():
+                    self._discard()
                 raise
             finally:
                 for weight in self.weights:
@@ -437,13 +534,15 @@ class ShardedModel(Closing):
         for replicated in self.replicated:
             replicated.discard()
 
-    def _abandon(self) -> list[tuple[int, int, int]]:
-        self.runtime.abandon()
-        return self.runtime.added()
+    def begin_update(self, weights: Iterable[Listed], what: str = "an update", timeout: float | None = None) -> None:
+        """Collective: no rank reads these weights any longer, and their rows may be written.
 
-    def begin_update(self, weights: Iterable[Listed]) -> None:
-        """Collective: no rank reads these weights any longer, and their rows may be written."""
+        Args:
+            what: For messages of ranks that wait for others.
+            timeout: Seconds to wait for these. None: the group's, for readers.
+        """
         self.threads.take_over("an update", self._name, self._under_way)
+        self.resume()
         if self.updating:
             raise InvalidArgumentError(
                 f"{self.weights[0].name} and others: an update is under way; updates of one model do not nest"
@@ -454,9 +553,10 @@ class ShardedModel(Closing):
         self._make_states()
 
         def meeting() -> list[tuple[int, int, int]]:
+            numbers = [number for weight in updated for number in weight.numbers]
             self.threads.keep_readers_out(self._name)
             try:
-                self.runtime.begin_update([number for weight in updated for number in weight.numbers])
+                self.runtime.begin_update(numbers, what, self._readers(timeout))
             except BaseException:
                 self.threads.let_readers_in()
                 raise
@@ -470,7 +570,10 @@ class ShardedModel(Closing):
                 weight.together.clear()
 
     def end_update(self) -> None:
-        """Collective: publishes them."""
+        """Collective: publishes them. Once a call within the update has been refused, resume() ends it on all ranks."""
+        if self._is_refused():
+            self.close_update()
+            return
         self.end_states()
         self._updating = self._wrote = False
         self.micro_batch = 0
@@ -482,12 +585,30 @@ class ShardedModel(Closing):
             weight.drop_rows()
         self.follow_frozen()
 
+    def close_update(self) -> None:
+        """Leave an update in which a call has been refused, and which resume() ends on all ranks."""
+        if not self._updating:
+            return
+        self.end_states()
+        self._updating = self._wrote = False
+        self.micro_batch = 0
+        self.threads.let_readers_in()
+        if self._batch is not None:
+            self._batch.lose(self)
+        for weight in self.weights:
+            weight.drop_rows()
+
+    def _readers(self, timeout: float | None) -> float:
+        """Return how long, in seconds, a write waits for ranks that read."""
+        return self.group.timeout_of_readers if timeout is None else timeout
+
     @contextmanager
     def writing(self, weights: Sequence[Listed], what: str, told: bytes, begins: bool) -> Iterator[Sequence[bytes]]:
         """Tell all ranks what is to be written, and give what they have told. If that is the same, and `begins` holds,
         no rank reads these weights or any state, rows of them may be written, and they are published at the end.
         Collective."""
         self.threads.take_over("a write", self._name, self._under_way)
+        self.resume()
         if self._tasks and _task_of_this_backward() == _NO_TASK:
             self._recover()
         if weights:
@@ -497,7 +618,7 @@ class ShardedModel(Closing):
                 answers = self.core.exchange(what, told)
             else:
                 numbers = [number for each in weights for number in each.numbers]
-                answers = self.runtime.begin_write(numbers, what, told, begins)
+                answers = self.runtime.begin_write(numbers, what, told, begins, self._readers(None))
             if not begins or any(answer != answers[0] for answer in answers):
                 yield answers
                 return
@@ -507,12 +628,17 @@ class ShardedModel(Closing):
                 if weight.together is not None:
                     weight.together.clear()
             self._updating = bool(weights)
+            before = _versions_of(written)
             try:
                 yield answers
+            except BaseException as error:
+                if _versions_of(written) != before:
+                    self.damage(written, f"{what} had written a part of it when it ended with an error ({error})")
+                raise
             finally:
                 self.end_states()
                 self._updating = False
-                if weights:
+                if weights and not self._is_refused():  # else resume() ends it
                     self._wrote = self._unpublished = True
                     self.runtime.end_write()
                     self._unpublished = False
@@ -537,17 +663,6 @@ class ShardedModel(Closing):
         """Let other ranks read them."""
         if self.states is not None:
             self.states.end()
-
-    def give_up_backward(self, in_closure: bool) -> None:
-        """Tell the others, if they wait for the gradients of a backward that has failed here, or that a closure has not
-        come to, that these will not come."""
-        if _task_of_this_backward() != _NO_TASK:
-            return
-        if self._tasks:
-            self._recover()
-        elif in_closure and self.awaits_backward:
-            self._meet(self._abandon)
-            self._discard()
 
     def damage(self, weights: Iterable[Listed], why: str) -> None:
         """Refuse uses of weights that are written in part, until mend()."""

@@ -59,8 +59,11 @@ def kind_refused(parameter: torch.Tensor) -> str | None:
 class Model(Protocol):
     """Whose gradients a wrapper would average."""
 
-    core: _core.ShardGroup
+    size: int
     scale: float
+
+    @property
+    def core(self) -> _core.ShardGroup: ...
 
 
 def require_same_ranks(model: Model, ranks: Iterable[int], wrapper: str) -> None:
@@ -73,7 +76,7 @@ def require_same_ranks(model: Model, ranks: Iterable[int], wrapper: str) -> None
             f"{wrapper} over ranks {theirs} of a model whose sharded gradients are reduced over ranks {ours}: wrap it "
             "over just these; data parallelism over more ranks is shard_module_(dp=)"
         )
-    if model.core.size > 1 and model.scale == 1:
+    if model.size > 1 and model.scale == 1:
         raise InvalidArgumentError(
             f"{wrapper} averages gradients, and this model was sharded with reduction='sum': shard it with "
             "reduction='mean', or leave the wrapper out"

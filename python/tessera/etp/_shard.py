@@ -24,6 +24,7 @@ from ._refusals import require_shardable
 from ._states.loading import watch_loads
 from ._states.logical import watch_ties
 from ._states.names import note_names
+from ._telling import collective
 from ._views import models_of, places_of
 from ._views import whole as whole_of
 from ._weights.experts import expert_lists, gather_together
@@ -37,6 +38,7 @@ from .copying import Copier
 from .structure import is_script
 
 
+@collective("shard_module_()")
 def shard_module_(
     model: torch.nn.Module,
     group: Group,
@@ -109,6 +111,8 @@ def shard_module_(
     inline = is_inline(mode)
     if dp is not None and not isinstance(dp, Group):
         raise InvalidArgumentError(f"shard_module_: dp {dp!r}: give what etp.init_group() returns")
+    if dp is not None:
+        group.member.family.unite(dp.member.family)
     replicas = 1 if dp is None else dp.size
     ranks = group.size * replicas
     min_elements = whole("min_elements", min_elements, 0)
@@ -162,6 +166,9 @@ def shard_module_(
         watch_ties()
         watch_wrappers()
         leave_out_of_graphs()
+        # All ranks have come as far, or none has.
+        sharded.core.exchange("the end of shard_module_()", b"")
+        group.finish(sharded.member)
     note_names(model)
     models = models_of(model)
     if sharded is not None and not sharded.weights:  # all is whole, beside layers that were constructed sharded
@@ -176,11 +183,11 @@ def shard_module_(
 def _make_model(
     group: Group, dp: Group | None, reduction: str, publish: str, nonfinite: str, inline: bool
 ) -> ShardedModel:
-    """Make a model without weights. Collective."""
+    """Make a model without weights, whose group is to be finished. Collective."""
     replicas = 1 if dp is None else dp.size
-    core = group.of_model() if dp is None or dp.size == 1 else group.with_replicas(dp)
-    runtime = make_runtime(core, reduction, publish, nonfinite, replicas)
-    made = ShardedModel(group, core, runtime, inline, 1.0 if reduction == "sum" else 1 / (group.size * replicas))
+    member = group.of_model() if dp is None or dp.size == 1 else group.with_replicas(dp)
+    runtime = make_runtime(member.core, reduction, publish, nonfinite, replicas)
+    made = ShardedModel(group, member, runtime, inline, 1.0 if reduction == "sum" else 1 / (group.size * replicas))
     made.again = functools.partial(_make_model, group, dp, reduction, publish, nonfinite, inline)
     made.copier, made.publish = Copier, publish
     return made
@@ -245,6 +252,7 @@ def _of_layers(model: torch.nn.Module) -> set[int]:
     }
 
 
+@collective("unshard_()")
 def unshard_(model: torch.nn.Module) -> torch.nn.Module:
     """Makes every weight whole again, in place, and returns the model. Gradients come along; an optimiser must be made
     again. Layers that were constructed sharded stay so. Collective."""

@@ -11,9 +11,11 @@ from .._errors import InvalidArgumentError
 from ._group import Group
 from ._shard import shard_module_
 from ._states.names import note_names
+from ._telling import collective
 from ._weights.parameter import LogicalParameter
 
 
+@collective("wrap_module_params_etp()")
 def wrap_module_params_etp(
     module: torch.nn.Module, names: Iterable[str], group: Group, is_grouped: bool | None = None
 ) -> torch.nn.Module:

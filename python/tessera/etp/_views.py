@@ -7,11 +7,13 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+from .._arguments import seconds
 from .._errors import InvalidArgumentError
 from ._autograd.inline import Whole
 from ._model import ShardedModel
 from ._optim.norms import plain
 from ._states.logical import UncutState
+from ._telling import families_in, telling
 from ._weights.parameter import LogicalParameter
 from ._weights.weight import Weight
 from .store import Store
@@ -45,19 +47,25 @@ def places_of(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, Logica
 
 
 @contextmanager
-def update(model: torch.nn.Module) -> Iterator[None]:
+def update(model: torch.nn.Module, timeout: float | None = None) -> Iterator[None]:
     """Within it, this rank's rows of the model's parameters may be written: a moving average, a hand-written step.
 
     Collective: ranks have finished reading the weights when it is entered, and get the new ones when it is left.
     Optimisers and load_state_dict() need it not.
+
+    Args:
+        timeout: Seconds to wait for the other ranks, of which one may be reading the weights. None: as init_group() was
+            told, and half an hour if it was told nothing.
     """
-    with ExitStack() as updates:
+    with telling("etp.update()", families_in([model])), ExitStack() as updates:
+        longest = None if timeout is None else seconds("timeout", timeout)
         for each in models_of(model):
+            weights = [weight for weight in _weights_of(model) if weight.model is each]
             if each.batch is not None:  # of a step
-                each.batch.begin([weight for weight in _weights_of(model) if weight.model is each])
+                each.batch.begin(weights)
                 continue
             each.look()
-            each.begin_update([weight for weight in _weights_of(model) if weight.model is each])
+            each.begin_update(weights, "etp.update()", longest)
             updates.callback(each.end_update)
         yield
 
@@ -104,6 +112,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.whole()
     if not isinstance(tensor, LogicalTensor):
         return tensor
+    if not tensor.store.asks_nobody():
+        with telling(f"etp.whole() of {tensor.store}", [tensor.store.model.member.family]):
+            return Whole.apply(tensor)  # type: ignore[no-any-return, no-untyped-call]
     return Whole.apply(tensor)  # type: ignore[no-any-return, no-untyped-call]
 
 

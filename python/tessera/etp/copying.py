@@ -12,6 +12,7 @@ from .._errors import InvalidArgumentError
 from ._autograd.modules import Constructed
 from ._making import add_stack, add_weight
 from ._model import ShardedModel
+from ._telling import telling
 from ._views import whole
 from ._weights.experts import Experts, gather_together
 from ._weights.parameter import LogicalParameter
@@ -34,12 +35,14 @@ class Copier:
         """Copy the module, whose copy becomes the root of a sharded model. Collective."""
         model, module = self._model(), self._module()
         assert model is not None and module is not None
-        model.look(thorough=True)  # what is new is to be copied as what it becomes
-        copying = Copying.of(model, memo, f"a copy of {type(module).__name__}")
-        copying.has_root = True
-        with model.unwatched():
-            copied: torch.nn.Module = copy.deepcopy(module, memo)
-        copying.finish(copied, memo)
+        what = f"a copy of {type(module).__name__}"
+        with telling(what, [model.member.family]):
+            model.look(thorough=True)  # what is new is to be copied as what it becomes
+            copying = Copying.of(model, memo, what)
+            copying.has_root = True
+            with model.unwatched():
+                copied: torch.nn.Module = copy.deepcopy(module, memo)
+            copying.finish(copied, memo)
         return copied
 
     def __deepcopy__(self, memo: Any) -> None:
@@ -89,6 +92,7 @@ class Copying:
     def start(self) -> None:
         """Have ranks tell each other where rows lie. Collective."""
         self._new.runtime.start()
+        self._new.group.finish(self._new.member)
         for old, new in self._made.items():
             if not new.started:
                 new.started = True
@@ -132,11 +136,12 @@ def copy_parameter(old: LogicalParameter, memo: dict[Any, Any]) -> LogicalParame
     """Copy a parameter, in the course of its module's copy or by itself. Collective."""
     model = old.etp.model
     assert isinstance(model, ShardedModel)
-    copying = Copying.of(model, memo, "a copy of a parameter")
-    made = copying.parameter(old)
-    memo[id(old)] = made
-    if not copying.has_root:
-        copying.start()
+    with telling("a copy of a parameter", [model.member.family]):
+        copying = Copying.of(model, memo, "a copy of a parameter")
+        made = copying.parameter(old)
+        memo[id(old)] = made
+        if not copying.has_root:
+            copying.start()
     return made
 
 

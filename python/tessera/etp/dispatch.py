@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from .._errors import InvalidArgumentError
+from ._telling import telling
 from .store import Recipe, Spec, Store, agree, are_same, digest_of, refuse_difference, stamp_of, told_of
 from .tensor import LogicalTensor, Step, copy_of, follow, is_sharded, normal_mode
 
@@ -352,7 +353,10 @@ def _rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _new_rows(func, args, kwargs, flat, sharded, first)
     if len(_written(func, args, kwargs)) > len(written) and not _name_of(func).startswith(("_fused", "_amp")):
         return _whole(func, args, kwargs)
-    return _written_rows(func, args, kwargs, flat, sharded, written, others)
+    if not first.store.kept:
+        return _written_rows(func, args, kwargs, flat, sharded, written, others)
+    with telling(f"{_name_of(func)} of {first.store}", [first.store.model.member.family]):
+        return _written_rows(func, args, kwargs, flat, sharded, written, others)
 
 
 def _stays_sharded(store: Store, sharded: list[LogicalTensor], kwargs: dict[str, Any]) -> bool:
@@ -561,7 +565,9 @@ def _whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not written:
         result = _call(func, gather, args, kwargs)
     else:
-        result = _compared(func, args, kwargs, gather, stores, wholes, made, written)
+        told = [stores[0].model.member.family] if any(store.kept for store in stores) else []
+        with telling(f"{name} of {stores[0]}", told):
+            result = _compared(func, args, kwargs, gather, stores, wholes, made, written)
     back = {id(plain): tensor for plain, tensor in made.values()}
     return _mapped(lambda value: back.get(id(value), value), result)
 

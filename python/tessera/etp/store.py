@@ -19,6 +19,7 @@ from .. import _core
 from .._errors import InvalidArgumentError
 from ._group import Group
 from .digests import bytes_of
+from ._telling import Member
 
 _STAMP_BYTES = 8
 _TEXT_BYTES = 2000
@@ -28,11 +29,13 @@ class Model(Protocol):
     """What stores need of the model (ShardedModel) that they belong to."""
 
     group: Group
-    core: _core.ShardGroup  # the ranks of all replicas
+    member: Member
     replicas: int
     inline: bool  # gradients are reduced at once, at nodes that all ranks pass together
     batch: Any  # the Batch of a step that is under way, or None
 
+    @property
+    def core(self) -> _core.ShardGroup: ...  # the ranks of all replicas
     @property
     def updating(self) -> bool: ...  # rows of weights may be written already
     def in_forward(self) -> bool: ...

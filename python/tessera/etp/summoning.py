@@ -12,6 +12,7 @@ import torch
 from .._errors import InvalidArgumentError
 from ._autograd.modules import has_group, put, unsharded_class
 from ._model import ShardedModel
+from ._telling import families_in, telling
 from ._views import models_of, places_of, whole
 from ._weights.parameter import LogicalParameter
 from ._weights.weight import Weight, keep_part
@@ -31,6 +32,11 @@ def summon(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     ranks; else it is refused by name on all of them. Nothing can be trained within it. It needs memory for the whole
     model.
     """
+    with telling("etp.summon()", families_in([model])):
+        yield from _summoned(model)
+
+
+def _summoned(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     models = models_of(model)
     for each in models:
         each.look(thorough=True)
@@ -50,10 +56,8 @@ def summon(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
             module.__class__ = unsharded_class(type(module))
         try:
             yield model
-        except BaseException as error:
+        except BaseException:
             _put_back(held, kinds, held)
-            for each in models:
-                each.core.refuse(_WHAT, f"{type(error).__name__}: {error}")
             raise
         replaced = _settle(models, held, kinds, full)
     for each, structure in structures:

@@ -17,6 +17,7 @@ from torch._C import _disabled_torch_function_impl
 from .._errors import InvalidArgumentError
 from ._compile import opaque
 from ._states.chunks import chunk_list, shard_at, write_items
+from ._telling import telling
 from .store import Spec, Store, agree, digest_of, refuse_difference
 
 _torchs_data: Any = torch.Tensor.data
@@ -177,9 +178,13 @@ class LogicalTensor(torch.Tensor):
 
     def _set_data(self, new: torch.Tensor) -> None:
         """Become `new`, which has the same shape and dtype."""
-        what = f".data of {self.store}"
         if new is self:
             return
+        with telling(f".data of {self.store}", [self.store.model.member.family]):
+            self._replace_data(new)
+
+    def _replace_data(self, new: torch.Tensor) -> None:
+        what = f".data of {self.store}"
         if new.shape != self.shape or new.dtype != self.dtype or new.device.type != "cpu":
             raise InvalidArgumentError(
                 f"{self.store.name} is sharded and cannot become {new.dtype} of {tuple(new.shape)} on {new.device}: it "

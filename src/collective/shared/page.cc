@@ -14,14 +14,14 @@ namespace tessera::collective {
 namespace {
 
 constexpr size_t kUnit = 4096;
-constexpr size_t kMails = 2;
+constexpr size_t kFirstMails = 2;  // in front of the words; the others are behind the gradients
 constexpr size_t kSlotWords = static_cast<size_t>(kLastSlotWord) + 1;
 
 constexpr size_t mail_begin() {
   return kUnit;
 }
 constexpr size_t words_begin() {
-  return mail_begin() + round_up(kMails * sizeof(Mail), kUnit);
+  return mail_begin() + round_up(kFirstMails * sizeof(Mail), kUnit);
 }
 // Each kind of word in an array of its own: a list's words are neighbours.
 constexpr size_t words_bytes(uint32_t slots) {
@@ -29,6 +29,10 @@ constexpr size_t words_bytes(uint32_t slots) {
 }
 constexpr size_t gradients_begin(uint32_t slots) {
   return words_begin() + kSlotWords * words_bytes(slots);
+}
+
+constexpr size_t last_mails_begin(uint32_t slots) {
+  return gradients_begin(slots) + round_up(size_t{slots} * kShownRounds * sizeof(GradientEntry), kUnit);
 }
 
 }  // namespace
@@ -45,7 +49,7 @@ std::string_view to_string(CallKind kind) {
 }
 
 size_t Page::bytes_for(uint32_t slots) {
-  return gradients_begin(slots) + round_up(size_t{slots} * kShownRounds * sizeof(GradientEntry), kUnit);
+  return last_mails_begin(slots) + round_up((kMails - kFirstMails) * sizeof(Mail), kUnit);
 }
 
 Page Page::create(std::byte* memory, uint32_t rank, uint32_t size, uint32_t slots) {
@@ -97,7 +101,9 @@ GradientEntry& Page::gradient(uint32_t slot, uint64_t round) const {
 }
 
 Mail& Page::mail(uint64_t step) const {
-  return reinterpret_cast<Mail*>(memory_ + mail_begin())[step % kMails];
+  const uint64_t place = step % kMails;
+  if (place < kFirstMails) return reinterpret_cast<Mail*>(memory_ + mail_begin())[place];
+  return reinterpret_cast<Mail*>(memory_ + last_mails_begin(slots_))[place - kFirstMails];
 }
 
 RankState Page::state() const {

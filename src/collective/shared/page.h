@@ -17,7 +17,7 @@
 namespace tessera::collective {
 
 inline constexpr uint64_t kPageMagic = 0x3147505054455354;  // "TSETPPG1"
-inline constexpr uint32_t kPageVersion = 3;
+inline constexpr uint32_t kPageVersion = 4;
 inline constexpr int kMaxRanks = 1024;
 inline constexpr uint32_t kMaxSlots = 1 << 24;
 
@@ -38,10 +38,12 @@ struct MailHeader {
   uint32_t what_bytes = 0;
   std::array<char, kWhatBytes> what{};
   uint64_t bytes = 0;  // of the whole call
-  uint32_t code = 0;   // ErrorCode of a refusal, whose text is the mail
+  uint32_t code = 0;       // ErrorCode of a refusal, whose text is the mail
+  uint32_t forwarded = 0;  // 1: the text names the rank that has refused, which is another one
 };
 
 inline constexpr size_t kMailBytes = size_t{64} << 10;  // of one step of a call
+inline constexpr uint64_t kMails = 4;                   // steps that a page keeps
 inline constexpr size_t kMaxRefusalBytes = 2048;        // of a refusal's text
 struct Mail {
   MailHeader header;  // of a call's first step

@@ -22,6 +22,8 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "etp/capture/captured_part.h"
@@ -32,16 +34,26 @@
 
 namespace tessera::etp {
 
+// What the others are waited for in a drain, unless it is a part of something else.
+inline constexpr std::string_view kEndsBackward = "to end a backward";
+
 // What a rank tells all others at the end of an interval.
 struct IntervalEnd {
   uint64_t order = 0;      // digest of the weights it produced for, in order; 0: none
   uint64_t left_plan = 0;  // its kLeftPlan
   bool abandoned = false;
+  bool lost = false;  // gradients that no drain will add
+  // Of a rank that has abandoned: what calls that ended early may have left different.
+  uint64_t updates = 0;
+  std::vector<uint64_t> versions{};  // of each weight
 
   static void fields(auto& f, auto& self) {
     f("order", self.order);
     f("left_plan", self.left_plan);
     f("abandoned", self.abandoned);
+    f("lost", self.lost);
+    f("updates", self.updates);
+    f.array("versions", self.versions, uint32_t{1} << 24);
   }
 };
 
@@ -80,7 +92,9 @@ class Gradients {
 
   // The steps of a drain (drain.cc), in this order.
   void flush(bool keep_sums);  // sums become rounds, or are dropped; then all rounds are shown
-  void close_interval();       // and every gradient of every rank is folded into this rank's rows
+  // And every gradient of every rank is folded into this rank's rows. `meeting`: what the others are waited for, as a
+  // predicate.
+  void close_interval(const std::string& meeting, const Deadline& deadline);
   IntervalEnd interval_end(bool abandoned) const;
   void end_interval(std::span<const IntervalEnd> ranks);  // all ranks have folded everything: buffers are free
 

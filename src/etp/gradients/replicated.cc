@@ -64,11 +64,18 @@ void ReplicatedGradients::give(uint32_t replicated, const void* gradient, void* 
 }
 
 void ReplicatedGradients::fold() {
+  struct Forgets {
+    ReplicatedGradients& gradients;
+    ~Forgets() { gradients.forget(); }
+  } const forgets{*this};
   for (size_t first = 0; first < tensors_.size();) {
     const size_t end = bucket_from(first, bytes_).end;
     fold_bucket(first, end);
     first = end;
   }
+}
+
+void ReplicatedGradients::forget() {
   for (Tensor& tensor : tensors_) tensor.gradient = tensor.accumulated = nullptr;
 }
 

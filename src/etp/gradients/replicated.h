@@ -22,8 +22,9 @@ class ReplicatedGradients {
   uint32_t add(const std::string& name, int64_t elements, DType dtype);
   // For the next drain.
   void give(uint32_t replicated, const void* gradient, void* accumulated, DType accumulated_dtype);
-  // Collective. Forgets what was given.
+  // Collective. Forgets what was given, also where it throws.
   void fold();
+  void forget();
   int64_t bytes() const;     // of the bucket
   int64_t forecast() const;  // likewise, before the first fold
 

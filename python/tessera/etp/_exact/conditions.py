@@ -68,7 +68,7 @@ def exactness(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = 
 
 
 def _conditions(sharded: ShardedModel, optimizer: torch.optim.Optimizer | None) -> Iterator[Condition]:
-    size = sharded.core.size  # with replicas
+    size = sharded.size  # with replicas
     if size & (size - 1) == 0:
         yield Condition("ranks", True, f"{size}, a power of two: the mean over ranks rounds nothing")
     else:

@@ -5,8 +5,9 @@ that fails before leaves nothing behind. A closure's forward ends the update and
 write begins another one. Within an update ranks write at their own pace, and nobody asks what the others write: each
 write leaves its stamp (operation, numbers, stamps of its operands), and stamps are compared when the update ends.
 
-A rank whose step fails refuses the next call of the others, whatever that is. Then all of them exchange how far they
-have come (`_settle`): weights that any rank has written are damaged on all ranks until a state is loaded.
+A rank whose step fails refuses the next call of the others, whatever that is. Before the next use of a model all of
+them exchange what is left (`Model.resume()`): weights that any rank has written are damaged on all ranks until a state
+is loaded.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 
 import torch
 
-from ... import _core
-from ..._errors import CancelledError, Error, InvalidArgumentError, MismatchError
+from ..._errors import Error, InvalidArgumentError, MismatchError
+from .._telling import Family
 from .._weights.matrix import Model
 from .._weights.weight import Weight
 from ..store import Store, agree, digest_of, refuse_difference
@@ -28,8 +29,6 @@ from ..tensor import LogicalTensor
 
 Updates = list[tuple[Model, list[Weight]]]
 _STAMP_BYTES = 8
-_TEXT_BYTES = 2000
-_ATTEMPTS = 8  # calls in a row that other ranks may have refused: each refuses one
 
 
 class Batch:
@@ -40,11 +39,11 @@ class Batch:
         self.name = name
         self.wrote = False  # a weight, or a state that was there before
         self.optimizers: dict[int, torch.optim.Optimizer] = {}  # of steps by the dispatcher, by id
-        self.in_closure = False  # whose backward the other ranks wait for
         self._weights: dict[Model, dict[Weight, None]] = {}
         self._begun: list[Model] = []
         self._written: dict[Store, None] = {}  # what ranks share, since the update began
         self._damage = False  # what is written cannot be what it should be
+        self._families: dict[Family, int] = {}  # and how many refusals each had counted
         self._add(updates)
 
     # --- its time
@@ -52,14 +51,10 @@ class Batch:
     def _add(self, updates: Updates) -> None:
         for model, weights in updates:
             self._weights.setdefault(model, {}).update(dict.fromkeys(weights))
+            self._families.setdefault(model.member.family, model.member.family.count())
         self._weights = dict(sorted(self._weights.items(), key=lambda item: item[0].number))
         for model in self._weights:
             model.batch = self
-
-    @property
-    def models(self) -> Iterable[Model]:
-        """Those whose weights may be written, in an order that all ranks share."""
-        return self._weights
 
     def include(self, updates: Updates) -> None:
         """Take weights of a step within the step into the batch."""
@@ -74,15 +69,12 @@ class Batch:
         new: Updates = [
             (weight.model, [weight]) for weight in weights if weight not in self._weights.get(weight.model, ())
         ]
-        if self._begun and not new:
+        if not new and all(model.updating for model in self._weights):
             return
         self.include(new)
-        if self._begun:
-            return
         for model, own in self._weights.items():
             if not model.updating:  # an update(model) around the step has begun it, and ends it
-                model.core.exchange(f"the first write of {self.name}", b"")  # refused here, before the update begins
-                model.begin_update(own)
+                model.begin_update(own, self.name)
                 self._begun.append(model)
 
     def pause(self) -> None:
@@ -172,45 +164,32 @@ class Batch:
 
     # --- failures
 
-    def fail(self, error: BaseException) -> BaseException:
-        """Tell the other ranks that the step has failed here, learn how far they have come, and leave the models in
-        order. Returns what the caller is to raise. Collective."""
-        text = f"{self.name} has failed: {type(error).__name__}: {error}"
-        for model in self._weights:
-            with contextlib.suppress(Error):
-                model.give_up_backward(self.in_closure)  # for whose gradients the others wait
-        cores = list(dict.fromkeys(core for model in self._weights for core in (model.core, model.group.core)))
-        for core in cores:
-            with contextlib.suppress(Error):
-                core.refuse(self.name, text)
-        told = (b"1" if self.wrote or self._damage else b"0") + ("" if _is_told(error) else text).encode()[:_TEXT_BYTES]
-        answers = [self._settle(core, told) for core in cores]
-        with contextlib.suppress(Error):
-            self._end()
-        cause = next((f"rank {rank}: {answer[1:].decode(errors='replace')}" for rank, answer in enumerate(answers[0])
-                      if answer[1:]), text)  # fmt: skip
-        shown = error if told[1:] or not answers[0] else InvalidArgumentError(cause)
-        if any(answer[:1] == b"1" for core in answers for answer in core):
-            for model, weights in self._weights.items():
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks that the step has failed here, unless they know. Does not wait for them: before its next
+        use each model learns what others have written (`Model.resume()`)."""
+        wrote = self.wrote or self._damage
+        said = " ".join(str(error).split())
+        cause = said if _is_told(error) else f"{self.name} has failed: {type(error).__name__}: {said}"
+        part = f"{self.name} had written a part. {_WAY_OUT}" if wrote else ""
+        for family, count in self._families.items():
+            family.tell(self.name, error, count, f"{cause}; {part}" if wrote else cause)
+        for model, weights in self._weights.items():
+            model.close_update()
+            if wrote:
                 model.damage(weights, f"a step had written a part of it when it ended with an error ({cause})")
-            shown.add_note(f"{self.name} had written a part on some rank. {_WAY_OUT}")
-        return shown
+        self._begun = []
+        if wrote and part not in said:
+            error.add_note(part)
 
-    def _settle(self, core: _core.ShardGroup, told: bytes) -> list[bytes]:
-        """Return what all ranks tell. Others may have refused the next call, too: then there is one more."""
-        for _ in range(_ATTEMPTS):
-            try:
-                return core.exchange(f"how {self.name} has ended", told)
-            except Error:
-                continue
-        return [told]
+    def lose(self, model: Model) -> None:
+        """Note that the update of a model has ended, as a call has been refused: the next write begins another one."""
+        if model in self._begun:
+            self._begun.remove(model)
 
 
 def _is_told(error: BaseException) -> bool:
     """Tell whether another rank is the cause of an error."""
-    return isinstance(error, CancelledError) or (
-        isinstance(error, Error) and re.match(r"rank \d+: ", str(error)) is not None
-    )
+    return isinstance(error, Error) and re.match(r"rank \d+: ", str(error)) is not None
 
 
 _WAY_OUT = (

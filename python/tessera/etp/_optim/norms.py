@@ -16,10 +16,12 @@ from ... import _core
 from ..._errors import InvalidArgumentError
 from .._compile import left_out, opaque
 from .._group import Group
+from .._telling import collective
 from ..dispatch import SPECIAL
 from ..store import Store, agree, refuse_difference, stamp_of
 from ..tensor import LogicalTensor, is_sharded
 
+joined: list[Any] = []  # loops in etp.join(), whose ranks are told of clipping
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
 
 
@@ -79,6 +81,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.rows if type(tensor) is PartGradient else tensor
 
 
+@collective("clip_grad_norm_()")
 def clip_grad_norm_(
     parameters: torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
@@ -95,6 +98,9 @@ def clip_grad_norm_(
     if isinstance(parameters, torch.Tensor):
         parameters = [parameters]
     parameters = list(parameters)
+    max_norm, norm_type = float(max_norm), float(norm_type)
+    for each in joined:
+        each.tell_clip(parameters, (max_norm, norm_type, bool(error_if_nonfinite)))
     with DisableTorchFunctionSubclass():  # a call for each parameter costs more than the rest
         found = [parameter.grad for parameter in parameters]
     pairs = [(p, each) for p, each in zip(parameters, found, strict=True) if each is not None]

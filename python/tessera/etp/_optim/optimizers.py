@@ -24,6 +24,7 @@ from ..._errors import InvalidArgumentError
 from .._compile import left_out, suspend
 from .._model import models_of_this_process
 from .._refusals import require_same_ranks
+from .._telling import collective
 from .._weights.matrix import Model
 from .._weights.parameter import LogicalParameter
 from .._weights.replicated import is_replicated
@@ -140,7 +141,7 @@ def _look_at(optimizer: torch.optim.Optimizer, models: list[Model]) -> None:
 def _warn_of_others(optimizer: torch.optim.Optimizer, models: list[Model]) -> None:
     """Of parameters beside layers that were constructed sharded, which shard_module_() has not seen. The user may add
     their gradients by other means."""
-    if not all(model.of_layers for model in models) or all(model.core.size == 1 for model in models):
+    if not all(model.of_layers for model in models) or all(model.size == 1 for model in models):
         return
     others = [
         parameter
@@ -160,6 +161,7 @@ def _warn_of_others(optimizer: torch.optim.Optimizer, models: list[Model]) -> No
 
 
 @left_out
+@collective("an optimiser's step")
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Before any step: have the step of this class see to sharded parameters."""
     for known in models_of_this_process():  # whose new parameters may be all that this one holds
@@ -206,6 +208,7 @@ def _in_batch(step: Callable[..., Any]) -> Callable[..., Any]:
             outer.include(updates)
             return _run(step, optimizer, updates, outer, args, kwargs)
         for model, _ in updates:
+            model.resume()
             refuse_damaged(model)
         batch = Batch(f"{type(optimizer).__name__}.step()", updates)
         go_on = suspend()
@@ -214,10 +217,8 @@ def _in_batch(step: Callable[..., Any]) -> Callable[..., Any]:
             batch.finish()
             return result
         except BaseException as error:
-            shown = batch.fail(error)
-            if shown is error:
-                raise
-            raise shown from error
+            batch.fail(error)
+            raise
         finally:
             batch.leave()
             go_on()
@@ -244,7 +245,7 @@ def _run(
         _cut_loaded_states(optimizer, updates)
         batch.optimizers[id(optimizer)] = optimizer
         if closure is not None:
-            args, kwargs = _with_closure(_averaged(closure, updates, batch), args, kwargs)
+            args, kwargs = _with_closure(_averaged(closure, updates), args, kwargs)
         return step(optimizer, *args, **kwargs)
     handed = HandedOver(optimizer, updates, batch, way is _Way.ROWS or counts_writes(type(optimizer)))
     promise = Promise.of(step, optimizer) if way is _Way.PROMISED else None
@@ -262,7 +263,7 @@ def _run(
         def evaluate() -> Any:
             """Compute gradients, which needs the weights: rows are handed over behind it."""
             handed.give_back()
-            loss = _evaluated(closure, batch)
+            loss = closure()
             begin(lambda: loss)
             return loss
 
@@ -281,23 +282,14 @@ def _with_closure(
     return (closure, *args[1:]), kwargs
 
 
-def _evaluated(closure: Callable[[], Any], batch: Batch) -> Any:
-    batch.in_closure = True
-    for model in batch.models:
-        model.awaits_backward = True
-    loss = closure()
-    batch.in_closure = False
-    return loss
-
-
-def _averaged(closure: Callable[[], Any], updates: Updates, batch: Batch) -> Callable[[], Any]:
+def _averaged(closure: Callable[[], Any], updates: Updates) -> Callable[[], Any]:
     """Return a closure whose loss is that of all ranks' inputs, as gradients are: a step that decides by it (a line
     search, a test of convergence) decides the same on all ranks, and as one process would. Collective."""
     model = updates[0][0]
 
     @functools.wraps(closure)
     def evaluate() -> Any:
-        loss = _evaluated(closure, batch)
+        loss = closure()
         is_tensor = isinstance(loss, torch.Tensor)
         if isinstance(loss, bool) or not (loss.numel() == 1 if is_tensor else isinstance(loss, (int, float))):
             model.core.exchange("the loss of a closure", b"")

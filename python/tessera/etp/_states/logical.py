@@ -3,6 +3,7 @@ the whole weight."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.hooks import RemovableHandle
 
 from ..._errors import InvalidArgumentError
+from .._telling import families_in, telling
 from .._weights.matrix import Model
 from .._weights.parameter import LogicalParameter
 from .._weights.registered import RowsSource
@@ -237,7 +239,7 @@ def watch_loading(root: torch.nn.Module, model: Model) -> list[RemovableHandle]:
     def load(*_: Any) -> None:
         if not model.updating:
             began.append(True)
-            model.begin_update(model.weights)
+            model.begin_update(model.weights, "load_state_dict()")
 
     def loaded(*_: Any) -> None:
         if began:
@@ -268,7 +270,7 @@ def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]
                 )
         if not model.updating:
             began.append(True)
-            model.begin_update(weights.values())
+            model.begin_update(weights.values(), "load_state_dict()")
         for name, tensor in given.items():
             state[prefix + name] = rows_of(tensor, weights[name])
             loading.append(weights[name])
@@ -323,10 +325,24 @@ def _tied(module: torch.nn.Module, name: str, parameter: Any) -> None:
         watch_parts(module)
 
 
+def _watch_loads() -> None:
+    """Tell the other ranks of a load_state_dict() that fails: torch raises when it has called all hooks."""
+    load = torch.nn.Module.load_state_dict
+
+    @functools.wraps(load)
+    def load_state_dict(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        sharded = [each for each in module.parameters() if isinstance(each, LogicalParameter)]
+        with telling("load_state_dict()", families_in(sharded) if sharded else []):
+            return load(module, *args, **kwargs)
+
+    torch.nn.Module.load_state_dict = load_state_dict  # type: ignore[assignment, method-assign]
+
+
 _hooked: list[RemovableHandle] = []
 
 
 def watch_ties() -> None:
     """Of modules of any kind that get a sharded parameter by an assignment. Once a process."""
     if not _hooked:
+        _watch_loads()
         _hooked.append(register_module_parameter_registration_hook(_tied))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .._optim.optimizers import numbered
+from .._telling import collective
 from ..tensor import LogicalTensor, is_sharded
 from .loading import watch_loads
 from .logical import UncutState, held_of
@@ -15,6 +16,7 @@ from .names import keys_of
 State = dict[str, Any]
 
 
+@collective("optimizer_state_dict()")
 def optimizer_state_dict(optimizer: torch.optim.Optimizer, *, full: bool = False, init: bool = False) -> State:
     """The optimiser's state_dict(), with logical tensors for what goes with sharded parameters row by row.
 
@@ -39,6 +41,7 @@ def optimizer_state_dict(optimizer: torch.optim.Optimizer, *, full: bool = False
     return {**found, "state": state, "param_groups": groups}
 
 
+@collective("load_optimizer_state_dict()")
 def load_optimizer_state_dict(optimizer: torch.optim.Optimizer, state: State) -> None:
     """Loads what optimizer_state_dict() gave, on any number of ranks, or the state_dict() of an optimiser of the
     unsharded model. Parameters are found by name where both sides have names, and else have the same order. Collective.

@@ -140,6 +140,18 @@ class SharedStates:
         with self._order:
             self._head[_COUNT] = self._count
 
+    @property
+    def count(self) -> int:
+        """How often an update has begun or ended."""
+        return self._count
+
+    def align(self, count: int) -> None:
+        """End an update that may have begun, or ended, on some ranks only. `count` is the largest of all ranks."""
+        self._depth = 0
+        self._count = count + count % 2
+        with self._order:
+            self._head[_COUNT] = self._count
+
     def place(self, number: int, key: str, rows: torch.Tensor) -> tuple[torch.Tensor, SharedRows] | None:
         """Return rows in shared memory, with these values, of a state that all ranks make now of weight `number`. None:
         outside of an update."""

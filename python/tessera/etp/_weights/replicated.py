@@ -84,7 +84,7 @@ class Replicated:
         if self._gradient is not None:
             self._gradient = self._gradient.to_dense() if self._gradient.is_sparse else self._gradient
             self._gradient = self._gradient.contiguous()
-        if parameter.grad is not None:
+        if parameter.grad is not None and not self.model.rescales:
             self._sum = parameter.grad.contiguous()
         elif self._gradient is not None:
             self._sum = self._gradient
@@ -92,6 +92,17 @@ class Replicated:
             self._sum = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         gradient = 0 if self._gradient is None else self._gradient.data_ptr()
         self.model.runtime.give_replicated(self.number, gradient, self._sum.data_ptr(), dtype_name(parameter.dtype))
+
+    def has_none(self) -> bool:
+        """Tell whether nothing had been accumulated before this backward."""
+        return (self._before if self._fresh else self.parameter.grad) is None
+
+    def put_back(self) -> None:
+        """Forget the gradient of a backward that has not ended."""
+        if self._fresh:
+            self._fresh = False
+            self.parameter.grad, self._before = self._before, None
+        self._gradient = self._sum = None
 
     def discard(self) -> None:
         self._sum = self._gradient = self.parameter.grad = None
@@ -102,6 +113,11 @@ class Replicated:
         self._sum = self._gradient = None
         if result is None:
             return False
+        if self.model.rescales:
+            result = result * self.model.factor
+            if parameter.grad is not None:
+                parameter.grad.add_(result)
+                return gradient is not None
         if parameter.grad is None:
             if gradient is None and not bool(result.any()):
                 return False  # no rank had one

@@ -20,6 +20,7 @@ from .._autograd.generic import refuse_twice
 from .._autograd.inline import Reduce
 from .._optim.norms import Parallel
 from .._states.chunks import Cut
+from .._telling import telling
 from ..store import Spec, Store, agree, digest_of, refuse_difference
 from ..tensor import LogicalTensor, is_sharded
 from .main_grad import Lent, main_grad_of
@@ -157,6 +158,7 @@ class Weight(Matrix):
         self.address = rows.data_ptr()
         # Of the round in flight: where folds add, and whether that is what .grad is or becomes.
         self._memory: torch.Tensor | None = None
+        self._pointed: torch.Tensor | None = None  # what the runtime may still add to, also after an exception
         self._announced: int | None = None  # the micro-batch in which a use by the dispatcher has announced a gradient
         self._direct = True
         # An address, and whether a fold has yet to write there, as the runtime knows it.
@@ -371,6 +373,10 @@ class Weight(Matrix):
 
     def as_gradient(self, value: torch.Tensor) -> LogicalTensor:
         """Return what .grad becomes by an assignment. A whole plain tensor is compared over the ranks."""
+        with telling(f".grad = of sharded parameter {self.name}", [self.model.member.family]):
+            return self._as_gradient(value)
+
+    def _as_gradient(self, value: torch.Tensor) -> LogicalTensor:
         if value.dtype is not self.dtype or value.shape != self.shape:
             raise RuntimeError(
                 f"assigned grad of sharded parameter {self.name} is {value.dtype} of {tuple(value.shape)}, and the "
@@ -496,7 +502,7 @@ class Weight(Matrix):
             self._point_at(self._memory)
             return
         grad = self.gradient
-        direct = not self.tensor_hooks and self.dtype is not torch.float16
+        direct = not self.tensor_hooks and self.dtype is not torch.float16 and not self.model.rescales
         if direct and grad is not None and grad.rows is not None and grad.rows.is_contiguous():
             self._memory, self._direct = grad.rows.view(self.local.shape), True
             self._point_at(self._memory)
@@ -519,6 +525,7 @@ class Weight(Matrix):
             self._point_at(None)
 
     def _point_at(self, memory: torch.Tensor | None, empty: bool = False) -> None:
+        self._pointed = memory
         place = (0 if memory is None else memory.data_ptr(), empty)
         if place != self._registered:
             self._set_gradient(memory, dtype_name(self.dtype if memory is None else memory.dtype), empty)
@@ -527,6 +534,21 @@ class Weight(Matrix):
     def _set_gradient(self, memory: torch.Tensor | None, dtype: str, empty: bool) -> None:
         address = 0 if memory is None else memory.data_ptr()
         self.model.runtime.set_gradient(self.number, address, dtype, empty)
+
+    def release(self) -> None:
+        """Let go of where gradients are added: the runtime has ended."""
+        self._pointed = None
+
+    def before_abandon(self) -> None:
+        """Other ranks may have gradients for these rows, which are worth nothing, and are added somewhere nevertheless:
+        where this backward's are, or in memory of the runtime. Called where torch sees no subclasses."""
+        if self._pointed is None and not self.frozen and not self.model.inline:
+            self._point_at(None)
+
+    def after_abandon(self) -> None:
+        """Nothing is under way. Called where torch sees no subclasses."""
+        self.after_drain(set())
+        self._pointed, self._registered = None, UNKNOWN
 
     def is_among(self, added: set[int]) -> bool:
         """Whether a gradient of it has been added, by numbers of the runtime."""
@@ -550,13 +572,15 @@ class Weight(Matrix):
             return
         if memory is None:  # only other ranks had a gradient
             memory = self._from_runtime(added)
-            self._direct = self.gradient is None and not self.tensor_hooks
+            self._direct = self.gradient is None and not self.tensor_hooks and not self.model.rescales
         if self._direct:
             if self.gradient is None:
                 self.gradient = self.gradient_of(memory.to(self.dtype))
             else:
                 self.gradient.store.writes += 1
             return
+        if self.model.rescales:
+            memory = memory.mul(self.model.factor)
         gradient: Any = self.gradient_of(memory.to(self.dtype))
         for hook in list((self.tensor_hooks or {}).values()):
             replaced = hook(gradient)

@@ -317,7 +317,7 @@ class Layer(Constructed):
             )
             weight.fuses = self.fuse_wgrad_accumulation
             made = weight.parameter
-        elif model is not None and model.core.size > 1:
+        elif model is not None and model.size > 1:
             model.add_replicated(self, f"{self.name}.{name}", full)
         elif declared.sharded and self.fuse_wgrad_accumulation:
             _add_to_main_grad(full, f"{self.name}.{name}")

@@ -52,13 +52,15 @@ class LayersModel(ShardedModel):
         found = group.layers.get(policy)
         if isinstance(found, cls):
             return found
-        core = group.of_model() if policy.dp is None or policy.dp.size == 1 else group.with_replicas(policy.dp)
+        member = group.of_model() if policy.dp is None or policy.dp.size == 1 else group.with_replicas(policy.dp)
+        core = member.core
         runtime = make_runtime(core, policy.reduction, policy.publish, replicas=policy.replicas)
-        made = cls(group, core, runtime, policy.inline, 1.0 if policy.reduction == "sum" else 1 / core.size)
+        made = cls(group, member, runtime, policy.inline, 1.0 if policy.reduction == "sum" else 1 / core.size)
         made._layers = []
         made._whole = weakref.WeakKeyDictionary()
         made._policy = policy
         group.layers[policy] = made
+        group.finish(member)
         watch_optimizers()
         watch_loads()
         watch_ties()
@@ -99,9 +101,9 @@ class LayersModel(ShardedModel):
             for replicated in self._whole.get(layer, ()):
                 replicated.follow()
 
-    def begin_update(self, weights: Iterable[Listed]) -> None:
+    def begin_update(self, weights: Iterable[Listed], what: str = "an update", timeout: float | None = None) -> None:
         self.take_no_more()
-        super().begin_update(weights)
+        super().begin_update(weights, what, timeout)
 
     @property
     def alive(self) -> bool:

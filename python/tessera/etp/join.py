@@ -1,0 +1,187 @@
+"""Uneven numbers of steps: ranks that have left a training loop answer those that go on.
+
+    with etp.join(model, optimizer):
+        for x, y in batches:                        # more on some ranks than on others
+            optimizer.zero_grad()
+            loss(model(x), y).backward()
+            etp.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+Within it, ranks meet before each collective call of the loop (the end of a backward, clipping, a step) and say what
+they are about to do. A rank that has left says so, and does what the lowest active rank says: it adds nothing to the
+reduction of the backward, clips, and steps its rows with that rank's settings, until all have left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from .._arguments import flag
+from .._errors import InvalidArgumentError, MismatchError
+from ._model import ShardedModel
+from ._optim import norms
+from ._telling import families_in, telling
+from ._views import models_of
+
+_LEFT = "nothing: it has left the loop"
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@contextmanager
+def join(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, divide_by_initial_world_size: bool = True
+) -> Iterator[None]:
+    """Let ranks make different numbers of steps in the loop within it. Collective: all ranks enter it, and each leaves
+    it once all have left their loops. An error of one rank ends the others with its text.
+
+    What the loop does is known to ranks that have left: backwards, `etp.clip_grad_norm_()` of parameters of the model,
+    steps of the optimiser, `zero_grad()` that sets gradients to None. Other collective calls of the loop (a write of a
+    parameter or gradient, `etp.update()`) are refused by name once a rank has left; those of torch.distributed are
+    the program's own.
+
+    Args:
+        model: Sharded.
+        optimizer: Of its parameters, the only one that steps them.
+        divide_by_initial_world_size: Gradients are the mean over all ranks, also those that have left. False: over the
+            ranks that make the backward.
+    """
+    with telling("etp.join()", families_in([model])), ExitStack() as left:
+        divides = flag("divide_by_initial_world_size", divide_by_initial_world_size)
+        models = models_of(model)
+        if not models or all(each.size == 1 for each in models):
+            yield
+            return
+        if any(each.joining is not None for each in models):
+            raise InvalidArgumentError("etp.join() of a model that has been joined already: leave that one first")
+        joined = Join(model, models, optimizer, divides)
+        left.callback(joined.end)
+        joined.begin()
+        yield
+        joined.follow()
+
+
+class Join:
+    """What the ranks of one loop tell each other."""
+
+    def __init__(
+        self, model: torch.nn.Module, models: Sequence[ShardedModel], optimizer: torch.optim.Optimizer, divides: bool
+    ) -> None:
+        self._model, self._models, self._optimizer = model, models, optimizer
+        self._rescales = not divides
+        self._parameters = list(model.parameters())
+        self._follows = False  # this rank has left
+        self._handles: list[Any] = []
+
+    def begin(self) -> None:
+        for each in self._models:
+            each.joining = self
+            each.rescales = self._rescales and each.scale != 1
+        norms.joined.append(self)
+        self._handles.append(self._optimizer.register_step_pre_hook(lambda *_: self._tell_step()))
+
+    def end(self) -> None:
+        for each in self._models:
+            each.joining, each.rescales, each.factor = None, False, 1.0
+        if self in norms.joined:
+            norms.joined.remove(self)
+        for handle in self._handles:
+            handle.remove()
+
+    # --- of a rank in the loop
+
+    def tell_backward(self, model: ShardedModel) -> None:
+        """A backward of a model has come to its end."""
+        if not self._follows:
+            number = self._models.index(model)
+            absent = [weight.gradient is None for weight in model.weights]
+            absent += [replicated.has_none() for replicated in model.replicated]
+            self._meet("the end of a backward", model=number, absent=absent)
+
+    def tell_clip(self, parameters: Sequence[torch.Tensor], numbers: Sequence[Any]) -> None:
+        if self._follows:
+            return
+        places = {id(parameter): place for place, parameter in enumerate(self._parameters)}
+        chosen = [places[id(each)] for each in parameters if id(each) in places]
+        if chosen:
+            self._meet("clip_grad_norm_()", chosen=chosen, numbers=list(numbers))
+
+    def _tell_step(self) -> None:
+        if not self._follows:
+            groups = [
+                {name: _plain(value) for name, value in group.items() if name != "params" and _is_plain(value)}
+                for group in self._optimizer.param_groups
+            ]
+            self._meet(f"the step of {type(self._optimizer).__name__}", groups=groups)
+
+    # --- of both
+
+    def _meet(self, call: str, **told: Any) -> dict[str, Any]:
+        """Tell the other ranks what this one does next. Returns what the lowest active rank has told."""
+        first = self._models[0]
+        answers = first.core.exchange(
+            "the next call of a loop in etp.join()", json.dumps({"call": call, **told}).encode()
+        )
+        every = [json.loads(each) for each in answers]
+        active = {rank: each for rank, each in enumerate(every) if each["call"] != _LEFT}
+        if not active:
+            return {"call": _LEFT}
+        leader = min(active)
+        for rank, each in active.items():
+            if each["call"] != active[leader]["call"]:
+                raise MismatchError(
+                    f"etp.join(): rank {leader} comes to {active[leader]['call']}, and rank {rank} to {each['call']}: "
+                    "ranks that are in the loop must make the same calls in the same order"
+                )
+        for each in self._models:
+            each.factor = len(every) / len(active)
+        leading: dict[str, Any] = active[leader]
+        return leading
+
+    # --- of a rank that has left
+
+    def follow(self) -> None:
+        """Do what the ranks that are in the loop do, until all have left."""
+        self._follows = True
+        while True:
+            told = self._meet(_LEFT)
+            if told["call"] == _LEFT:
+                return
+            if "absent" in told:
+                self._end_backward(self._models[told["model"]], told["absent"])
+            elif "chosen" in told:
+                max_norm, norm_type, error_if_nonfinite = told["numbers"]
+                chosen = [self._parameters[place] for place in told["chosen"]]
+                norms.clip_grad_norm_(chosen, max_norm, norm_type, error_if_nonfinite)
+            else:
+                for group, settings in zip(self._optimizer.param_groups, told["groups"], strict=True):
+                    for name, value in settings.items():
+                        if isinstance(group.get(name), torch.Tensor):
+                            group[name].fill_(value)
+                        else:
+                            group[name] = tuple(value) if isinstance(value, list) else value
+                self._optimizer.step()
+
+    def _end_backward(self, model: ShardedModel, absent: list[bool]) -> None:
+        for weight, is_absent in zip(model.weights, absent, strict=False):
+            if is_absent:
+                weight.gradient = None
+        for replicated, is_absent in zip(model.replicated, absent[len(model.weights) :], strict=True):
+            if is_absent:
+                replicated.parameter.grad = None
+        model.drain()
+        model.micro_batch += 1
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(isinstance(each, _PLAIN) for each in value)
+    return isinstance(value, _PLAIN) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,107 @@
+"""Loops in which ranks make different numbers of steps, against plain torch in one process."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import pytest
+import torch
+from etp_wrong_calls import WIDTH, Model
+from tessera import etp
+from torch_ranks import launch
+
+BATCHES = {2: (3, 7), 3: (0, 7, 3)}
+MOST = 1e-6
+
+
+def _inputs(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def _loss(model: torch.nn.Module, step: int, rank: int) -> torch.Tensor:
+    return (model(_inputs(step, rank)) - rank).square().mean()
+
+
+def _optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def _joined(rank: int, ranks: int, divides: bool, micro_batches: int) -> list[torch.Tensor]:
+    model = etp.shard_module_(Model(), etp.init_group(timeout=30))
+    optimizer = _optimizer(model)
+    with etp.join(model, optimizer, divides):
+        for step in range(BATCHES[ranks][rank]):
+            optimizer.param_groups[0]["lr"] = 0.01 / (1 + step)
+            optimizer.zero_grad()
+            for micro_batch in range(micro_batches):
+                _loss(model, 10 * step + micro_batch, rank).backward()
+            etp.clip_grad_norm_(model.parameters(), 0.05)
+            optimizer.step()
+    return [etp.whole(each).detach().clone() for each in model.parameters()]
+
+
+def _plain(ranks: int, divides: bool, micro_batches: int) -> list[torch.Tensor]:
+    model = Model()
+    optimizer = _optimizer(model)
+    for step in range(max(BATCHES[ranks])):
+        optimizer.param_groups[0]["lr"] = 0.01 / (1 + step)
+        optimizer.zero_grad()
+        active = [rank for rank in range(ranks) if step < BATCHES[ranks][rank]]
+        for micro_batch in range(micro_batches):
+            losses = [_loss(model, 10 * step + micro_batch, rank) for rank in active]
+            (torch.stack(losses).sum() / (ranks if divides else len(active))).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+    return [each.detach() for each in model.parameters()]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("divides", [True, False])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_have_left_step_with_the_others(ranks: int, divides: bool, micro_batches: int) -> None:
+    run = functools.partial(_joined, ranks=ranks, divides=divides, micro_batches=micro_batches)
+    wanted = _plain(ranks, divides, micro_batches)
+    for found in launch(run, ranks):
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=MOST, atol=MOST)
+
+
+def _fails(rank: int) -> tuple[str, float]:
+    model = etp.shard_module_(Model(), etp.init_group(timeout=30))
+    optimizer = _optimizer(model)
+    begin = time.monotonic()
+    try:
+        with etp.join(model, optimizer):
+            for step in range(4 * rank):
+                if step == 2:
+                    raise LookupError("no more memory of batches")
+                _loss(model, step, rank).backward()
+                optimizer.step()
+    except Exception as error:
+        return str(error), time.monotonic() - begin
+    return "nothing", 0
+
+
+def test_a_rank_that_raises_ends_those_that_have_left() -> None:
+    (told, seconds), (own, _) = launch(_fails, 2)
+    assert own == "no more memory of batches"
+    assert told == "rank 1: LookupError: no more memory of batches (in etp.join())"
+    assert seconds < 20
+
+
+def _writes(rank: int) -> str:
+    model = etp.shard_module_(Model(), etp.init_group(timeout=30))
+    try:
+        with etp.join(model, _optimizer(model)), torch.no_grad():
+            if rank == 1:
+                model[0].weight.mul_(2)  # type: ignore[index]
+    except Exception as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_write_that_ranks_that_have_left_cannot_know_is_refused_with_both_names() -> None:
+    for told in launch(_writes, 2):
+        assert "mul_ of sharded tensor 0.weight" in told
+        assert "the next call of a loop in etp.join()" in told
