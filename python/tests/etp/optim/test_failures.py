@@ -71,6 +71,15 @@ class FailsLateByData(FailsLate):
             parameter.data.sub_(parameter.grad.data, alpha=0.1)
 
 
+class FailsInTheSecondStep(Fails):
+    """Before its first write, which other ranks do not wait for: the promise has been looked at in the first step."""
+
+    def __init__(self, parameters: Any, rank: int, lr: float = 0.1) -> None:
+        super().__init__(parameters, rank, lr)
+        self.failure.left = 4  # behind two probes
+
+
+etp.allow_optimizer(FailsInTheSecondStep)
 etp.allow_optimizer(FailsOnRows)
 etp.allow_optimizer(FailsLateByData)
 etp.allow_optimizer(FailsLateOnRows)
@@ -152,6 +161,30 @@ def test_a_step_that_has_written_part_is_refused_until_a_state_is_loaded(size: i
         for error, text in later:
             assert error == "InvalidArgumentError"
             assert "emb.weight is damaged" in text and f"{kind.__name__}.step()" in text and "out of memory" in text
+        assert weights == expected
+
+
+def _behind_writes_of_others(rank: int) -> Any:
+    with etp.init_group(timeout=20) as group:
+        model = _sharded(group)
+        optimizer = FailsInTheSecondStep(model.parameters(), rank)
+        loss_of(model, rank).backward()
+        optimizer.step()
+        found = [_refused(optimizer.step), _refused(lambda: loss_of(model, rank)), _refused(optimizer.step)]
+        model.load_state_dict(built().state_dict())
+        optimizer.step()
+        return found, _weights(model)
+
+
+def test_what_other_ranks_have_written_is_refused_by_the_one_that_failed() -> None:
+    expected = _expected(2)
+    for rank, (found, weights) in enumerate(launch(_behind_writes_of_others, 2)):
+        (error, text), *later = found
+        assert error == ("MemoryError" if rank == FAILING else "InvalidArgumentError")
+        assert ("had written a part" in text) == (rank != FAILING)
+        for error, text in later:
+            assert error == "InvalidArgumentError"
+            assert "emb.weight is damaged" in text and "rank 1: FailsInTheSecondStep.step() has failed" in text
         assert weights == expected
 
 
