@@ -75,6 +75,8 @@ class RuntimeImpl {
       REQUIRES(mutex_);
   void drain(const std::string& meeting, const Deadline& deadline) REQUIRES(mutex_);
   void align(std::span<const IntervalEnd> ends) REQUIRES(mutex_);
+  // Throws kDataLoss, and fails the group, if a rank's count cannot be true.
+  void require_near(int rank, uint64_t theirs, uint64_t own) const;
   void begin_update(std::span<const WeightId> weights, const UpdateOptions& options) REQUIRES(mutex_);
   void end_update() REQUIRES(mutex_);
   std::vector<std::string> begin_write(std::span<const WeightId> weights, std::string told,

@@ -125,11 +125,24 @@ void RuntimeImpl::drain(const std::string& meeting, const Deadline& deadline) {
         context_.group.describe(static_cast<int>(failed - ends.begin())));
 }
 
+void RuntimeImpl::require_near(int rank, uint64_t theirs, uint64_t own) const {
+  constexpr uint64_t kMostAhead = uint64_t{1} << 16;
+  if (theirs <= own + kMostAhead) return;
+  const Status status =
+      failed(ErrorCode::kDataLoss, "{} says that it has come to update {}, and this rank to {}"_message,
+             context_.group.describe(rank), theirs, own);
+  context_.group.fail(status);
+  status.throw_if_error();
+}
+
 // An update that ended early on some ranks has been begun, or published, on others. Rows that were not written stay as
 // they are, and have the others' version: whoever wrote part of a step answers for its values.
 void RuntimeImpl::align(std::span<const IntervalEnd> ends) {
   uint64_t updates = context_.updates;
-  for (const IntervalEnd& end : ends) updates = std::max(updates, end.updates);
+  for (size_t q = 0; q < ends.size(); ++q) {
+    require_near(static_cast<int>(q), ends[q].updates, context_.updates);
+    updates = std::max(updates, ends[q].updates);
+  }
   if (updates > context_.updates) {
     context_.updates = updates;
     context_.group.set(Word::kRetired, collective::kWholeRank, updates);
@@ -138,8 +151,11 @@ void RuntimeImpl::align(std::span<const IntervalEnd> ends) {
   for (size_t i = 0; i < context_.parameters.size(); ++i) {
     Publication& shown = context_.parameters[i]->publication;
     uint64_t version = shown.version;
-    for (const IntervalEnd& end : ends)
-      if (i < end.versions.size()) version = std::max(version, end.versions[i]);
+    for (size_t q = 0; q < ends.size(); ++q) {
+      if (i >= ends[q].versions.size()) continue;
+      require_near(static_cast<int>(q), ends[q].versions[i], shown.version);
+      version = std::max(version, ends[q].versions[i]);
+    }
     if (version == shown.version) continue;
     shown.version = version - 1;
     behind.push_back(context_.parameters[i].get());

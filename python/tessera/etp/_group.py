@@ -18,7 +18,7 @@ from .. import _core
 from .._arguments import optional_text, seconds, text, whole
 from .._closing import Closing, close_at_exit
 from .._errors import Error, InvalidArgumentError, MismatchError
-from ._telling import Family, Member
+from ._telling import Family, Member, numbers_of
 
 _MAX_RANKS = 1 << 16
 _MOST_BYTES = 1 << 20  # of a rank's part of a bootstrap
@@ -107,7 +107,7 @@ class Group(Closing):
             raise InvalidArgumentError(f"ETP group {self.name} is closed: init_group() again")
         # Ranks that were refused while they made one have come to different counts.
         told = self.core.exchange("the number of a model", struct.pack("<Q", self._models))
-        self._models = max(int(struct.unpack("<Q", each)[0]) for each in told) + 1
+        self._models = max(int(number) for (number,) in numbers_of(told, "<Q", "the number of a model")) + 1
         return f"{self.name}/{self._models - 1}"
 
     def close(self) -> None:

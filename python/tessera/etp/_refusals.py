@@ -12,6 +12,7 @@ import torch.distributed
 
 from .. import _core
 from .._errors import InvalidArgumentError
+from ._telling import numbers_of
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel")
 
@@ -69,7 +70,7 @@ class Model(Protocol):
 def require_same_ranks(model: Model, ranks: Iterable[int], wrapper: str) -> None:
     """Throws unless the wrapper averages over the ranks that the model's gradients are averaged over. Collective."""
     own = struct.pack("=q", torch.distributed.get_rank())
-    ours = sorted(struct.unpack("=q", each)[0] for each in model.core.exchange(wrapper, own))
+    ours = sorted(rank for (rank,) in numbers_of(model.core.exchange(wrapper, own), "=q", "its place in the job"))
     theirs = sorted(ranks)
     if ours != theirs:
         raise InvalidArgumentError(

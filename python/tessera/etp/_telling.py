@@ -12,20 +12,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
+import struct
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from .. import _core
-from .._errors import Error
+from .._errors import Error, InvalidArgumentError, MismatchError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 _families: weakref.WeakSet[Family] = weakref.WeakSet()
 _numbers = itertools.count()
+_TOLD, _REFUSED = b"\0", b"\1"  # in front of what a rank tells in an exchange
+_TEXT_BYTES = 2000  # of a refusal
 
 
 class Member:
@@ -112,7 +117,7 @@ class Family:
 
     def tell(self, what: str, error: BaseException, before: int, text: str | None = None) -> None:
         """Tell of an error that leaves a call. `before`: the count when it began; another one: this was told."""
-        if _UNTOLD in error.__dict__:
+        if is_known(error):
             return
         if self.count() == before:
             self.refuse(what, error, text)
@@ -120,13 +125,72 @@ class Family:
             self.settle()
 
 
-_UNTOLD = "of_this_thread"
+_KNOWN = "known_to_ranks"
 
 
-def untold(error: Error) -> Error:
-    """Mark an error of a thread that has come to no call of all ranks, such as a second one that would train."""
-    error.__dict__[_UNTOLD] = True
+def known(error: E) -> E:
+    """Mark an error of which no rank needs to be told: all raise it, from what they have told each other, and have left
+    the call; or its thread has come to no call of all ranks, such as a second one that would train."""
+    error.__dict__[_KNOWN] = True
     return error
+
+
+def is_known(error: BaseException) -> bool:
+    return _KNOWN in error.__dict__
+
+
+def unknown(error: BaseException) -> None:
+    """Take the mark away: ranks have not left all that the error ends, such as a step."""
+    error.__dict__.pop(_KNOWN, None)
+
+
+# --- what ranks tell each other in an exchange
+
+
+def told_of(what: str, blob: bytes, error: BaseException | None = None) -> bytes:
+    """Return what a rank tells: bytes for the others, or why it has none."""
+    if error is None:
+        return _TOLD + blob
+    code, text = _as_told(what, error)
+    return _REFUSED + f"{code}\n{text}".encode(errors="replace")[:_TEXT_BYTES]
+
+
+def answers_of(answers: Sequence[bytes], error: BaseException | None = None) -> list[bytes]:
+    """Return what all ranks have told. An error of one of them, `error` on this one, is raised on all."""
+    if error is not None:
+        raise known(error)
+    for rank, answer in enumerate(answers):
+        if answer[:1] != _TOLD:
+            code, _, text = answer[1:].decode(errors="replace").partition("\n")
+            kind = next((each for each in Error.__subclasses__() if each.code == code), InvalidArgumentError)
+            raise known(kind(f"rank {rank}: {text or 'it gave no reason'}"))
+    return [answer[1:] for answer in answers]
+
+
+def json_of(answers: Iterable[bytes], what: str, is_possible: Callable[[Any], bool]) -> list[Any]:
+    """Return what ranks have told as JSON of `what`, which may be anything: `is_possible` returns False, or throws, for
+    what cannot be true."""
+    found = []
+    for rank, answer in enumerate(answers):
+        try:
+            told = json.loads(answer)
+            possible = is_possible(told)
+        except (ValueError, TypeError, AttributeError, LookupError):
+            possible = False
+        if not possible:
+            raise MismatchError(f"rank {rank} tells what cannot be true of {what}")
+        found.append(told)
+    return found
+
+
+def numbers_of(answers: Iterable[bytes], form: str, what: str) -> list[tuple[Any, ...]]:
+    """Return what ranks have told as numbers of `what`, in a form of `struct`."""
+    found = []
+    for rank, answer in enumerate(answers):
+        if len(answer) != struct.calcsize(form):
+            raise MismatchError(f"rank {rank} tells {len(answer)} bytes of {what}, not {struct.calcsize(form)}")
+        found.append(struct.unpack(form, answer))
+    return found
 
 
 def _as_told(what: str, error: BaseException) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from ._making import can_reduce
 from ._model import ShardedModel
 from ._refusals import kind_refused
 from ._states.logical import watch_states
+from ._telling import answers_of, json_of, known, told_of
 from ._weights.parameter import LogicalParameter
 from ._weights.replicated import Replicated
 from ._weights.weight import Weight, dtype_name
@@ -28,6 +29,7 @@ from .buffers import difference
 from .digests import comparable_digest
 from .structure import Place, Structure, can_swap, is_script, places_in, swap
 
+_WHAT = "a change of the model's parameters"
 Cut = Callable[[ShardedModel, str, torch.nn.Parameter, Chosen, list[tuple[torch.nn.Module, str]]], Weight]
 
 
@@ -86,23 +88,16 @@ class Adopter:
     ) -> None:
         """Throw, on all ranks, if they have changed the model in different ways, or one of them cannot take a
         parameter. Collective."""
-        told: dict[str, Any] = {"error": None}
+        told: dict[str, Any] = {}
         error: Exception | None = None
         try:
             told["lost"] = sorted(place.name for place in lost)
             told["new"] = [self._facts(root, places) for places in own]
             told["buffers"] = {name: comparable_digest(buffer) for name, buffer in buffers.items()}
         except Exception as refused:
-            error, told = refused, {"error": str(refused)}
-        answers = [
-            json.loads(answer)
-            for answer in self.model.core.exchange("changes of the model's parameters", json.dumps(told).encode())
-        ]
-        if error is not None:
-            raise error
-        for rank, answer in enumerate(answers):
-            if answer["error"] is not None:
-                raise InvalidArgumentError(f"rank {rank} has refused a change of the model: {answer['error']}")
+            error = refused
+        blob = told_of(_WHAT, json.dumps(told).encode(), error)
+        answers = json_of(answers_of(self.model.core.exchange(_WHAT, blob), error), _WHAT, _is_possible)
         self._require_same(answers)
         self._whole = {
             facts["name"] for answer in answers for facts in answer["new"] if not facts["cut"]
@@ -144,24 +139,32 @@ class Adopter:
                 here, there = (_names(each[key]) for each in (first, answer))
                 if here != there:
                     one = next(iter(set(here) ^ set(there)), "another order")
-                    raise MismatchError(
-                        f"ranks 0 and {rank} have changed the model in different ways: one has {what} {one}: change it "
-                        "on all ranks alike, before the same forward"
+                    raise known(
+                        MismatchError(
+                            f"ranks 0 and {rank} have changed the model in different ways: one has {what} {one}: "
+                            "change it on all ranks alike, before the same forward"
+                        )
                     )
             for here, there in zip(first["new"], answer["new"], strict=True):
                 if (here["what"], here["places"]) != (there["what"], there["places"]):
-                    raise MismatchError(
-                        f"{here['name']} has come to the model as {here['what']} in {here['places']} on rank 0, and as "
-                        f"{there['what']} in {there['places']} on rank {rank}: change the model on all ranks alike"
+                    raise known(
+                        MismatchError(
+                            f"{here['name']} has come to the model as {here['what']} in {here['places']} on rank 0, "
+                            f"and as {there['what']} in {there['places']} on rank {rank}: change the model on all "
+                            "ranks alike"
+                        )
                     )
                 if here["digest"] != there["digest"]:
-                    raise MismatchError(
-                        f"{here['name']} has come to the model after shard_module_(), and differs between ranks 0 and "
-                        f"{rank}: make it from the same seed on all ranks, or torch.distributed.broadcast(p.data, 0)"
+                    raise known(
+                        MismatchError(
+                            f"{here['name']} has come to the model after shard_module_(), and differs between ranks 0 "
+                            f"and {rank}: make it from the same seed on all ranks, or "
+                            "torch.distributed.broadcast(p.data, 0)"
+                        )
                     )
             for name in sorted({*first["buffers"], *answer["buffers"]}):
                 if first["buffers"].get(name) != answer["buffers"].get(name):
-                    raise difference(name, 0, rank)
+                    raise known(difference(name, 0, rank))
 
     # --- what comes and goes
 
@@ -250,3 +253,15 @@ def _reduce(model: ShardedModel, name: str, parameter: torch.nn.Parameter) -> No
     for other in all_ranks[1:]:
         total += other.float() * model.scale
     parameter.grad = total.to(own.dtype)
+
+
+def _is_possible(told: Any) -> bool:
+    """Tell whether a rank's changes have the form that they must have."""
+    texts = [*told["lost"], *told["buffers"], *told["buffers"].values()]
+    for facts in told["new"]:
+        texts += [facts["name"], facts["digest"]]
+        if not (isinstance(facts["cut"], bool) and isinstance(facts["gradient"], bool)):
+            return False
+        if not {"what", "places"} <= facts.keys():
+            return False
+    return all(isinstance(text, str) for text in texts)

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ import torch
 from .. import _core
 from .._arguments import choice, pattern
 from .._errors import InvalidArgumentError, MismatchError
+from ._telling import json_of
 from .digests import bytes_of, comparable_digest, is_plain_tensor, same_bits
 
 MODES = ("broadcast", "mean", "own")
@@ -51,7 +52,8 @@ def difference(name: str, rank: int, other: int) -> MismatchError:
 def require_same_buffers(core: _core.ShardGroup, named: Mapping[str, torch.Tensor], rules: Rules) -> None:
     """Throw if ranks have different buffers. Collective."""
     own = {name: comparable_digest(each) for name, each in named.items() if mode_of(name, rules) != "own"}
-    answers = [json.loads(each) for each in core.exchange("the model's buffers", json.dumps(own).encode())]
+    what = "the model's buffers"
+    answers = json_of(core.exchange(what, json.dumps(own).encode()), what, lambda told: isinstance(told, dict))
     for other in range(core.size):
         for name in sorted({*answers[0], *answers[other]}):
             if answers[0].get(name) != answers[other].get(name):
@@ -177,10 +179,7 @@ class Buffers:
             if (tuple(entry.current.shape), entry.current.dtype) != (entry.shape, entry.dtype)
         }
         told = json.dumps([len(entries), changed, facts]).encode()
-        answers = [
-            _read(answer, rank, len(entries))
-            for rank, answer in enumerate(self._core.exchange("changes of the model's buffers", told))
-        ]
+        answers = _read(self._core.exchange("changes of the model's buffers", told), len(entries))
         if any(answer[0] != len(entries) for answer in answers):
             raise MismatchError(
                 f"ranks have {sorted({answer[0] for answer in answers})} buffers of the model: change it on all alike"
@@ -242,20 +241,18 @@ class Buffers:
         return found
 
 
-def _read(answer: bytes, rank: int, count: int) -> Any:
-    """Return what a rank has told of its buffers, which may be anything, once it can be true of `count` buffers."""
-    try:
-        own, changed, facts = json.loads(answer)
-        possible = own != count or (
+def _read(answers: Iterable[bytes], count: int) -> list[Any]:
+    """Return what ranks have told of their buffers, once it can be true of `count` of them."""
+
+    def is_possible(told: Any) -> bool:
+        own, changed, facts = told
+        return bool(own != count) or (
             all(type(place) is int and 0 <= place < count for place in changed)
             and all(isinstance(_dtype_of(name), torch.dtype) for _, name in facts.values())
             and all(type(size) is int and size >= 0 for shape, _ in facts.values() for size in shape)
         )
-    except (ValueError, TypeError, AttributeError):
-        possible = False
-    if not possible:
-        raise MismatchError(f"rank {rank} tells what cannot be true of the model's {count} buffers")
-    return [own, changed, facts]
+
+    return json_of(answers, f"the model's {count} buffers", is_possible)
 
 
 def _dtype_of(name: str) -> Any:

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 
 from .._errors import InvalidArgumentError
-from ._telling import telling
-from .store import Recipe, Spec, Store, agree, are_same, digest_of, refuse_difference, stamp_of, told_of
+from ._telling import telling, told_of
+from .store import Recipe, Spec, Store, agree, are_same, digest_of, refuse_difference, stamp_of
 from .tensor import LogicalTensor, Step, copy_of, follow, is_sharded, normal_mode
 
 aten = torch.ops.aten
@@ -528,8 +528,8 @@ def _alike(stores: list[Store], what: str, digest: bytes, error: BaseException |
             _begin_batch(stores)
         yield same
         return
-    with model.writing(weights, what, told_of(digest, error), error is None) as answers:
-        yield are_same(what, answers, error)
+    with model.writing(weights, what, told_of(what, digest, error), error is None) as answers:
+        yield are_same(answers, error)
 
 
 def _whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

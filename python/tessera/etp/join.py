@@ -25,7 +25,7 @@ from .._arguments import flag
 from .._errors import InvalidArgumentError, MismatchError
 from ._model import ShardedModel
 from ._optim import norms
-from ._telling import families_in, telling
+from ._telling import families_in, json_of, telling
 from ._views import models_of
 
 _LEFT = "nothing: it has left the loop"
@@ -126,7 +126,7 @@ class Join:
         answers = first.core.exchange(
             "the next call of a loop in etp.join()", json.dumps({"call": call, **told}).encode()
         )
-        every = [json.loads(each) for each in answers]
+        every = json_of(answers, "the loop in etp.join()", self._is_possible)
         active = {rank: each for rank, each in enumerate(every) if each["call"] != _LEFT}
         if not active:
             return {"call": _LEFT}
@@ -141,6 +141,26 @@ class Join:
             each.factor = len(every) / len(active)
         leading: dict[str, Any] = active[leader]
         return leading
+
+    def _is_possible(self, told: Any) -> bool:
+        """Tell whether a rank may have said this of its next call."""
+        if not isinstance(told["call"], str):
+            return False
+        if "absent" in told:
+            models, flags = range(len(self._models)), told["absent"]
+            whole = told["model"] in models and len(flags) == self._flags_of(self._models[told["model"]])
+            return whole and all(isinstance(flag, bool) for flag in flags)
+        if "chosen" in told:
+            max_norm, norm_type, error_if_nonfinite = told["numbers"]
+            numbers = isinstance(max_norm, float) and isinstance(norm_type, float)
+            places = range(len(self._parameters))
+            return numbers and isinstance(error_if_nonfinite, bool) and all(each in places for each in told["chosen"])
+        groups = told.get("groups", [])
+        known = len(groups) == len(self._optimizer.param_groups) or "groups" not in told
+        return known and all(_is_plain(value) for group in groups for value in group.values())
+
+    def _flags_of(self, model: ShardedModel) -> int:
+        return len(model.weights) + len(model.replicated)
 
     # --- of a rank that has left
 

@@ -18,11 +18,10 @@ import torch
 from .. import _core
 from .._errors import InvalidArgumentError
 from ._group import Group
+from ._telling import Member, answers_of, known, told_of
 from .digests import bytes_of
-from ._telling import Member
 
 _STAMP_BYTES = 8
-_TEXT_BYTES = 2000
 
 
 class Model(Protocol):
@@ -353,27 +352,20 @@ def digest_of(tensors: Iterable[torch.Tensor]) -> bytes:
 def agree(store: Store, what: str, digest: bytes, error: BaseException | None = None) -> bool:
     """Tell whether all ranks, of replicas too, have the same digest. An error of one rank is raised on all.
     Collective."""
-    return are_same(what, store.model.core.exchange(what, told_of(digest, error)), error)
+    return are_same(store.model.core.exchange(what, told_of(what, digest, error)), error)
 
 
-def told_of(digest: bytes, error: BaseException | None = None) -> bytes:
-    """Return what a rank tells of a write: what it would write, or why it cannot."""
-    return b"\0" + digest if error is None else b"\1" + f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES]
-
-
-def are_same(what: str, answers: Sequence[bytes], error: BaseException | None = None) -> bool:
-    """Tell whether all ranks have told the same. An error of one rank is raised on all."""
-    if error is not None:
-        raise error
-    for rank, answer in enumerate(answers):
-        if answer[:1] == b"\1":
-            raise InvalidArgumentError(f"{what}: rank {rank} has refused it: {answer[1:].decode(errors='replace')}")
-    return all(answer == answers[0] for answer in answers)
+def are_same(answers: Sequence[bytes], error: BaseException | None = None) -> bool:
+    """Tell whether all ranks have told the same digest. An error of one rank is raised on all."""
+    told = answers_of(answers, error)
+    return all(each == told[0] for each in told)
 
 
 def refuse_difference(what: str) -> InvalidArgumentError:
-    """Return the error of a write whose values differ between ranks."""
-    return InvalidArgumentError(
-        f"{what} would write different values on different ranks, and there is one such tensor: give all ranks the "
-        "same operands, numbers and seeds (etp.local(t) is this rank's rows); nothing was written"
+    """Return the error of a write whose values differ between ranks, which all of them have found."""
+    return known(
+        InvalidArgumentError(
+            f"{what} would write different values on different ranks, and there is one such tensor: give all ranks the "
+            "same operands, numbers and seeds (etp.local(t) is this rank's rows); nothing was written"
+        )
     )

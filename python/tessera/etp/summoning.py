@@ -12,7 +12,7 @@ import torch
 from .._errors import InvalidArgumentError
 from ._autograd.modules import has_group, put, unsharded_class
 from ._model import ShardedModel
-from ._telling import families_in, telling
+from ._telling import answers_of, families_in, json_of, known, telling, told_of
 from ._views import models_of, places_of, whole
 from ._weights.parameter import LogicalParameter
 from ._weights.weight import Weight, keep_part
@@ -161,15 +161,17 @@ def _agree(
             told[weight.name] = comparable_digest(given)
     for replicated in model.replicated:
         told[replicated.name] = comparable_digest(replicated.parameter)
-    answers = [json.loads(each) for each in model.core.exchange(_WHAT, json.dumps([error, told]).encode())]
-    for rank, (refused, _) in enumerate(answers):
-        if refused is not None:
-            raise InvalidArgumentError(refused if refused == error else f"rank {rank}: {refused}")
-    first = answers[0][1]
-    for rank, (_, other) in enumerate(answers):
+    refusal = None if error is None else InvalidArgumentError(error)
+    blob = told_of(_WHAT, json.dumps(told).encode(), refusal)
+    answers = answers_of(model.core.exchange(_WHAT, blob), refusal)
+    written_by = json_of(answers, "summoned parameters", lambda told: isinstance(told, dict))
+    first = written_by[0]
+    for rank, other in enumerate(written_by):
         for name in sorted({*first, *other}):
             if first.get(name) != other.get(name):
-                raise InvalidArgumentError(
-                    f"{name} was written or replaced within summon(), and not alike on ranks 0 and {rank}: do the same "
-                    "on all ranks; sharded weights are as before"
+                raise known(
+                    InvalidArgumentError(
+                        f"{name} was written or replaced within summon(), and not alike on ranks 0 and {rank}: do the "
+                        "same on all ranks; sharded weights are as before"
+                    )
                 )

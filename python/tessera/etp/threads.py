@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 
 from .._errors import InvalidArgumentError
-from ._telling import untold
+from ._telling import known
 
 _ident = threading.get_ident
 
@@ -62,7 +62,7 @@ class Threads:
         """Throw if another thread is in the midst of something."""
         if under_way and not self.trains_here():
             assert self._trainer is not None
-            raise untold(
+            raise known(
                 InvalidArgumentError(
                     f"{name}: thread {threading.current_thread().name!r} begins {what} while thread "
                     f"{self._trainer.name!r} is within {under_way} of the same model: let one thread train it, and "

@@ -37,7 +37,7 @@ struct MailHeader {
   CallKind kind = CallKind::kExchange;
   uint32_t what_bytes = 0;
   std::array<char, kWhatBytes> what{};
-  uint64_t bytes = 0;  // of the whole call
+  uint64_t bytes = 0;      // of the whole call
   uint32_t code = 0;       // ErrorCode of a refusal, whose text is the mail
   uint32_t forwarded = 0;  // 1: the text names the rank that has refused, which is another one
 };

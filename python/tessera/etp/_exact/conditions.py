@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
@@ -13,6 +12,7 @@ from torch._C import DisableTorchFunctionSubclass
 from .._model import ShardedModel
 from .._optim.muon import Muon
 from .._optim.optimizers import is_elementwise
+from .._telling import json_of
 from .._views import model_of
 from ..buffers import Buffers
 
@@ -152,9 +152,8 @@ def _processes(sharded: ShardedModel) -> Condition:
         "precision of fp32 products": torch.get_float32_matmul_precision(),
         "deterministic operators": torch.are_deterministic_algorithms_enabled(),
     }
-    ranks: list[dict[str, Any]] = [
-        json.loads(each) for each in sharded.core.exchange("what bits depend on", json.dumps(own).encode())
-    ]
+    what = "what bits depend on"
+    ranks = json_of(sharded.core.exchange(what, json.dumps(own).encode()), what, lambda told: isinstance(told, dict))
     for rank, other in enumerate(ranks):
         for what, value in ranks[0].items():
             if other.get(what) != value:

@@ -18,6 +18,7 @@ from ..._errors import InvalidArgumentError
 from .._group import Group
 from .._optim.norms import clip_grad_norm_
 from .._shard import shard_module_
+from .._telling import json_of, numbers_of
 from .._views import model_of
 from .._views import whole as whole_of
 from .conditions import Exactness, exactness
@@ -214,11 +215,7 @@ class _Training:
             return self._losses
         form = f"={len(self._losses)}d"
         ranks = self._group.core.exchange("losses", struct.pack(form, *self._losses))
-        return [
-            loss
-            for micro_step in zip(*(struct.unpack(form, each) for each in ranks), strict=True)
-            for loss in micro_step
-        ]
+        return [loss for micro_step in zip(*numbers_of(ranks, form, "its losses"), strict=True) for loss in micro_step]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Optimiser states, too."""
@@ -273,5 +270,10 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 def _told(group: Group, found: Difference | None) -> Difference | None:
     """What rank 0 has found."""
     own = json.dumps(None if found is None else dataclasses.asdict(found)).encode()
-    told = json.loads(group.core.exchange("what differs", own)[0])
+    names = {field.name for field in dataclasses.fields(Difference)}
+    (told,) = json_of(
+        group.core.exchange("what differs", own)[:1],
+        "what differs",
+        lambda told: told is None or (set(told) == names and isinstance(told["element"], list)),
+    )
     return None if told is None else Difference(**{**told, "element": tuple(told["element"])})

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ..._errors import Error, InvalidArgumentError, MismatchError
-from .._telling import Family
+from .._telling import Family, unknown
 from .._weights.matrix import Model
 from .._weights.weight import Weight
 from ..store import Store, agree, digest_of, refuse_difference
@@ -171,6 +171,8 @@ class Batch:
         said = " ".join(str(error).split())
         cause = said if _is_told(error) else f"{self.name} has failed: {type(error).__name__}: {said}"
         part = f"{self.name} had written a part. {_WAY_OUT}" if wrote else ""
+        if wrote or self._begun:
+            unknown(error)  # ranks are at different places of the step, and learn from each other how it has ended
         for family, count in self._families.items():
             family.tell(self.name, error, count, f"{cause}; {part}" if wrote else cause)
         for model, weights in self._weights.items():

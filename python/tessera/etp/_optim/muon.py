@@ -20,6 +20,7 @@ from torch.utils.dlpack import from_dlpack
 from ... import _core
 from ..._errors import InvalidArgumentError
 from .._group import Group
+from .._telling import numbers_of
 from .._weights.replicated import is_replicated
 from .._weights.stack import Stack
 from .._weights.weight import Weight
@@ -222,7 +223,7 @@ class _Ranks:
             return [(0, 0)]
         place = self._reader.refer(memory.data_ptr(), memory.nbytes) if memory.numel() else (0, 0)
         told = self.group.core.exchange(what, _PLACE.pack(*place))
-        return [_PLACE.unpack(each) for each in told]
+        return [(arena, offset) for arena, offset in numbers_of(told, _PLACE.format, what)]
 
     def _read(self, reads: list[tuple[int, int, int, int, int]]) -> None:
         if reads:

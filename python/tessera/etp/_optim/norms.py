@@ -16,7 +16,7 @@ from ... import _core
 from ..._errors import InvalidArgumentError
 from .._compile import left_out, opaque
 from .._group import Group
-from .._telling import collective
+from .._telling import collective, numbers_of
 from ..dispatch import SPECIAL
 from ..store import Store, agree, refuse_difference, stamp_of
 from ..tensor import LogicalTensor, is_sharded
@@ -286,8 +286,8 @@ def _unscale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _largest(group: Group, value: float) -> float:
-    own = struct.pack("=f", value)
-    return max(float(struct.unpack("=f", each)[0]) for each in group.core.exchange("found_inf", own))
+    answers = group.core.exchange("found_inf", struct.pack("=f", value))
+    return max(float(each) for (each,) in numbers_of(answers, "=f", "found_inf"))
 
 
 def _largest_of_parts(parallel: Parallel, value: float) -> float:

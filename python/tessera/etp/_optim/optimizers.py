@@ -24,7 +24,7 @@ from ..._errors import InvalidArgumentError
 from .._compile import left_out, suspend
 from .._model import models_of_this_process
 from .._refusals import require_same_ranks
-from .._telling import collective
+from .._telling import collective, numbers_of
 from .._weights.matrix import Model
 from .._weights.parameter import LogicalParameter
 from .._weights.replicated import is_replicated
@@ -297,7 +297,7 @@ def _averaged(closure: Callable[[], Any], updates: Updates) -> Callable[[], Any]
         answers = model.core.exchange("the loss of a closure", struct.pack("=d", float(loss)))
         if not all(answers):
             return loss
-        mean = sum(struct.unpack("=d", answer)[0] for answer in answers) * model.scale
+        mean = sum(each for (each,) in numbers_of(answers, "=d", "the loss of a closure")) * model.scale
         if not is_tensor:
             return mean
         shown = loss.clone()

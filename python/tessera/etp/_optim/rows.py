@@ -16,6 +16,7 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 
 from ..._errors import InvalidArgumentError, MismatchError
+from .._telling import known
 from .._weights.parameter import LogicalParameter
 from .._weights.weight import Weight
 from ..store import agree, digest_of, refuse_difference
@@ -68,10 +69,12 @@ class HandedOver:
             answers = model.core.exchange("an optimiser's step", told)
             other = next((rank for rank, answer in enumerate(answers) if answer != answers[0]), None)
             if other is not None:
-                raise MismatchError(
-                    f"{kind}.step() of sharded {weights[0].name} and others: ranks 0 and {other} differ in a setting "
-                    "(lr, weight_decay, ...) or in what was written into parameters, gradients or states: give all "
-                    "ranks the same; no weight was written"
+                raise known(
+                    MismatchError(
+                        f"{kind}.step() of sharded {weights[0].name} and others: ranks 0 and {other} differ in a "
+                        "setting (lr, weight_decay, ...) or in what was written into parameters, gradients or states: "
+                        "give all ranks the same; no weight was written"
+                    )
                 )
 
     def _stamps_of(self, weight: Weight) -> list[Any]:

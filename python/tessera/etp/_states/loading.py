@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._errors import Error, InvalidArgumentError, MismatchError
+from ..._errors import InvalidArgumentError, MismatchError
 from .._compile import left_out
+from .._telling import answers_of, json_of, known, told_of
 from .._weights.matrix import Model
 from .._weights.parameter import LogicalParameter
 from .._weights.weight import Weight
@@ -32,7 +33,6 @@ from .parts import WholePart
 
 State = dict[str, Any]
 _WHAT = "an optimiser's load_state_dict()"
-_TEXT_BYTES = 2000
 
 
 def watch_loads() -> None:
@@ -97,35 +97,34 @@ def _shared(models: list[Model], function: Callable[[], Any], told: Callable[[An
     """Call a function on all ranks. An error on one of them is raised on all; so is a difference of what it tells."""
     error: Exception | None = None
     result: Any = None
+    own: Told = []
     try:
         result = function()
-        blob = b"\0" + json.dumps(told(result)).encode()
+        own = told(result)
     except Exception as raised:
         error = raised
-        blob = b"\1" + f"{getattr(raised, 'code', '')}\n{raised}".encode()[:_TEXT_BYTES]
-    for model in models:
-        answers = model.core.exchange(_WHAT, blob)
-        if error is None:
-            _require_same(answers)
-    if error is not None:
-        raise error
+    blob = told_of(_WHAT, json.dumps(own).encode(), error)
+    told_by_all = [model.core.exchange(_WHAT, blob) for model in models]  # in all groups, whatever one of them tells
+    for answers in told_by_all:
+        _require_same(answers_of(answers, error))
     return result
 
 
 def _require_same(answers: list[bytes]) -> None:
-    for rank, answer in enumerate(answers):
-        if answer[:1] == b"\1":
-            code, _, text = answer[1:].decode(errors="replace").partition("\n")
-            kind = next((each for each in Error.__subclasses__() if each.code == code), InvalidArgumentError)
-            raise kind(f"{_WHAT}: rank {rank} has refused it: {text}")
+    told = [
+        dict(pairs)
+        for pairs in json_of(answers, "an optimiser's state", lambda pairs: all(len(pair) == 2 for pair in pairs))
+    ]
     other = next((rank for rank, answer in enumerate(answers) if answer != answers[0]), None)
     if other is None:
         return
-    first, second = (dict(json.loads(answer[1:])) for answer in (answers[0], answers[other]))
+    first, second = told[0], told[other]
     what = next((what for what in [*first, *second] if first.get(what) != second.get(what)), "the order of its entries")
-    raise MismatchError(
-        f"{_WHAT}: ranks 0 and {other} give it different states: {what} differs: load the same file on all ranks, or "
-        "broadcast what one rank has read; nothing was loaded"
+    raise known(
+        MismatchError(
+            f"{_WHAT}: ranks 0 and {other} give it different states: {what} differs: load the same file on all ranks, "
+            "or broadcast what one rank has read; nothing was loaded"
+        )
     )
 
 

@@ -154,7 +154,7 @@ class UncomparedWrites(Fault):
         from tessera.etp import dispatch
 
         dispatch.agree = lambda store, what, digest, error=None: True  # type: ignore[assignment]
-        dispatch.told_of = lambda digest, error=None: b"the same"
+        dispatch.told_of = lambda what, digest, error=None: b"\0the same"
 
 
 class CutOperands(Fault):

@@ -225,9 +225,9 @@ def test_exactness_names_what_forwards_change() -> None:
 )  # fmt: skip
 def test_what_another_rank_tells_is_checked(answer: bytes) -> None:
     with pytest.raises(tessera.MismatchError, match="rank 1 tells what cannot be true of the model's 2 buffers"):
-        buffers._read(answer, 1, 2)
+        buffers._read([b"[2, [], {}]", answer], 2)
 
 
 def test_what_can_be_true_is_taken() -> None:
     told = [2, [0, 1], {"1": [[3, 0], "torch.float32"]}]
-    assert buffers._read(json.dumps(told).encode(), 0, 2) == told
+    assert buffers._read([json.dumps(told).encode()], 2) == [told]
