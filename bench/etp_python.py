@@ -28,7 +28,7 @@ from typing import Any
 import tessera
 import torch
 from tessera import etp
-from tessera.etp._views import model_of
+from tessera.etp.views import model_of
 
 LIMIT = 60.0
 BATCH = 10

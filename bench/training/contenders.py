@@ -146,7 +146,7 @@ def sharded(
     """By ETP; `config` are options of update_config()."""
 
     def make(options: argparse.Namespace, group: etp.Group, pace: float | None) -> Contender:
-        before = {name: getattr(etp._config.config, name) for name in (*config, "stream_bytes_per_second")}
+        before = {name: getattr(etp.config.config, name) for name in (*config, "stream_bytes_per_second")}
         etp.update_config(**config, stream_bytes_per_second=pace)
         model = etp.shard_module_(
             built(options, checkpoints), group, formats={pattern: format} if format else None, compute_dtype=compute

@@ -16,8 +16,8 @@ from .._arguments import flag
 from .._errors import Error, InvalidArgumentError, MismatchError, NotFoundError
 from .._tensors.layouts import is_dtensor
 from .._tensors.torch import torch_dtype, written
-from ..etp._views import update
-from ..etp._weights.parameter import LogicalParameter
+from ..etp.parameter import LogicalParameter
+from ..etp.views import update
 from ._checksums import Read, added, damaged, of_region, text_of, unlike, unread
 from ._folder import INDEX, is_optimizer_index, mark_of, path_of, read_json
 from ._noted import Noted, noted_of

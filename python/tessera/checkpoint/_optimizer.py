@@ -12,11 +12,11 @@ from .._errors import InvalidArgumentError, MismatchError
 from .._tensors.layouts import is_dtensor
 from .._tensors.location import element_type
 from .._tensors.torch import torch_dtype
-from ..etp._optim.optimizers import numbered
-from ..etp._states.kinds import kind_of, require_kind, require_options
-from ..etp._views import local as etp_local
-from ..etp._weights.parameter import LogicalParameter
+from ..etp.optim import numbered
+from ..etp.parameter import LogicalParameter
+from ..etp.state_kinds import kind_of, require_kind, require_options
 from ..etp.tensor import is_sharded
+from ..etp.views import local as etp_local
 from ._parts import Model, Part, part_of
 
 

@@ -13,10 +13,10 @@ from .._errors import InvalidArgumentError
 from .._tensors.location import Location, element_type, refusal
 from .._tensors.modules import walk_module
 from .._tensors.torch import local_tensor, torch_location
-from ..etp._states.chunks import Cut, boxes_of
-from ..etp._weights.parameter import LogicalParameter
-from ..etp._weights.weight import Weight
+from ..etp.chunks import Cut, boxes_of
 from ..etp.layers._base import Layer
+from ..etp.parameter import LogicalParameter
+from ..etp.weight import Weight
 
 Intervals: TypeAlias = tuple[tuple[int, int], ...]
 Region: TypeAlias = tuple[Intervals, ...]

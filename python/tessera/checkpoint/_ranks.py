@@ -19,8 +19,8 @@ from .._errors import (
     PermissionDeniedError,
     ResourceExhaustedError,
 )
-from ..etp._group import Group, exchange_over
-from ..etp._views import models_of
+from ..etp.group import Group, exchange_over
+from ..etp.views import models_of
 
 _MOST_BYTES = 1 << 30  # that a rank tells the others at once
 _KINDS = {kind.code: kind for kind in Error.__subclasses__()}

@@ -12,7 +12,7 @@ import torch
 from .. import _core
 from .._arguments import text
 from .._errors import InvalidArgumentError, MismatchError
-from ..etp._states.kinds import kind_of
+from ..etp.state_kinds import kind_of
 from ._checksums import ZERO, Sum, added, of_region, sum_of, text_of
 from ._extra import digest_of, packed
 from ._extra import write as write_extra

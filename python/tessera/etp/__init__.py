@@ -18,26 +18,26 @@ torch.
 """
 
 from .._core import Forecast, PoolReport, WeightReport
-from ._chains import Stream, classify_etp_chains, streams, wait_async_comms
-from ._config import set_cuda_graph_scope, update_config
-from ._exact.conditions import Condition, Exactness, exactness
-from ._exact.verify import Difference, Verification, verify
-from ._forecast import forecast
-from ._group import Group, init_group
-from ._optim.muon import Muon
-from ._optim.norms import clip_grad_norm_
-from ._optim.optimizers import allow_optimizer
-from ._report import Report, explain, report
-from ._shard import shard_module_, unshard_
-from ._states.optimizer import load_optimizer_state_dict, optimizer_state_dict
-from ._surface import tag_etp_params_with_names, wrap_module_params_etp
-from ._views import from_local, local, update, whole
-from ._weights.stack import Expert, Stack
-from ._weights.weight import Weight
+from .chains import Stream, classify_etp_chains, streams, wait_async_comms
+from .config import set_cuda_graph_scope, update_config
+from .exactness import Condition, Exactness, exactness
+from .forecast import forecast
+from .group import Group, init_group
 from .join import join
 from .layers import Embedding, GroupedLinear, LayerNormLinear, LayerNormMLP, Linear, vocab_parallel_cross_entropy
-from .summoning import summon
+from .muon import Muon
+from .norms import clip_grad_norm_
+from .optim import allow_optimizer
+from .optimizer_state import load_optimizer_state_dict, optimizer_state_dict
+from .report import Report, explain, report
+from .shard import shard_module_, unshard_
+from .stack import Expert, Stack
+from .summon import summon
 from .tensor import LogicalTensor
+from .verify import Difference, Verification, verify
+from .views import from_local, local, update, whole
+from .weight import Weight
+from .wrap import tag_etp_params_with_names, wrap_module_params_etp
 
 __all__ = [
     "Condition",

@@ -16,18 +16,18 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 
 from .._errors import InvalidArgumentError, MismatchError
-from ._choice import Chosen
-from ._making import can_reduce
-from ._model import ShardedModel
-from ._refusals import kind_refused
-from ._states.logical import watch_states
-from ._telling import answers_of, json_of, known, told_of
-from ._weights.parameter import LogicalParameter
-from ._weights.replicated import Replicated
-from ._weights.weight import Weight, dtype_name
 from .buffers import difference
+from .choice import Chosen
 from .digests import comparable_digest
+from .making import can_reduce
+from .model import ShardedModel
+from .parameter import LogicalParameter
+from .refusals import kind_refused
+from .replicated import Replicated
+from .state_dict import watch_states
 from .structure import Place, Structure, can_swap, is_script, places_in, swap
+from .telling import answers_of, json_of, known, told_of
+from .weight import Weight, dtype_name
 
 _WHAT = "a change of the model's parameters"
 Cut = Callable[[ShardedModel, str, torch.nn.Parameter, Chosen, list[tuple[torch.nn.Module, str]]], Weight]

@@ -20,8 +20,8 @@ import torch
 from .. import _core
 from .._arguments import choice, pattern
 from .._errors import InvalidArgumentError, MismatchError
-from ._telling import json_of
 from .digests import bytes_of, comparable_digest, is_plain_tensor, same_bits
+from .telling import json_of
 
 MODES = ("broadcast", "mean", "own")
 _SMALL = 1 << 16  # bytes, up to which a copy is kept to compare with

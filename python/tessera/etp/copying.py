@@ -9,20 +9,20 @@ from typing import Any
 import torch
 
 from .._errors import InvalidArgumentError
-from ._autograd.modules import Constructed
-from ._making import add_stack, add_weight
-from ._model import ShardedModel
-from ._telling import telling
-from ._views import whole
-from ._weights.experts import Experts, gather_together
-from ._weights.parameter import LogicalParameter
-from ._weights.replicated import Replicated
-from ._weights.stack import Stack
-from ._weights.weight import Weight, dtype_name, keep_part
-from ._wrappers import leave_out_of_ddp
 from .adopt import Adopter
 from .buffers import Buffers
 from .digests import same_bits
+from .experts import Experts, gather_together
+from .making import add_stack, add_weight
+from .model import ShardedModel
+from .modules import Constructed
+from .parameter import LogicalParameter
+from .replicated import Replicated
+from .stack import Stack
+from .telling import telling
+from .views import whole
+from .weight import Weight, dtype_name, keep_part
+from .wrappers import leave_out_of_ddp
 
 
 class Copier:

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 
 from .._errors import InvalidArgumentError
-from ._telling import telling, told_of
 from .store import Recipe, Spec, Store, agree, are_same, digest_of, refuse_difference, stamp_of
+from .telling import telling, told_of
 from .tensor import LogicalTensor, Step, copy_of, follow, is_sharded, normal_mode
 
 aten = torch.ops.aten

@@ -23,10 +23,10 @@ import torch
 
 from .._arguments import flag
 from .._errors import InvalidArgumentError, MismatchError
-from ._model import ShardedModel
-from ._optim import norms
-from ._telling import families_in, json_of, telling
-from ._views import models_of
+from . import norms
+from .model import ShardedModel
+from .telling import families_in, json_of, telling
+from .views import models_of
 
 _LEFT = "nothing: it has left the loop"
 _PLAIN = (bool, int, float, str, type(None))

@@ -17,9 +17,9 @@ import torch
 
 from .. import _core
 from .._errors import InvalidArgumentError
-from ._group import Group
-from ._telling import Member, answers_of, known, told_of
 from .digests import bytes_of
+from .group import Group
+from .telling import Member, answers_of, known, told_of
 
 _STAMP_BYTES = 8
 

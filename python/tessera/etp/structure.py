@@ -21,10 +21,10 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from ._autograd.modules import has_group
-from ._weights.parameter import LogicalParameter
-from ._weights.weight import Weight
+from .modules import has_group
+from .parameter import LogicalParameter
 from .tensor import LogicalTensor
+from .weight import Weight
 
 _Tensor: Any = torch.Tensor
 _HOOKS = (_Tensor._backward_hooks, _Tensor._post_accumulate_grad_hooks)

@@ -15,10 +15,10 @@ import torch
 from torch._C import _disabled_torch_function_impl
 
 from .._errors import InvalidArgumentError
-from ._compile import opaque
-from ._states.chunks import chunk_list, shard_at, write_items
-from ._telling import telling
+from .chunks import chunk_list, shard_at, write_items
+from .compile import opaque
 from .store import Spec, Store, agree, digest_of, refuse_difference
+from .telling import telling
 
 _torchs_data: Any = torch.Tensor.data
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -77,7 +77,7 @@ class LogicalTensor(torch.Tensor):
     _saved: torch.Tensor | None = None  # memory with all of a value of a state_dict()
 
     __torch_function__ = _disabled_torch_function_impl  # type: ignore[assignment]
-    # Modules that import this one set them: dispatch.py, and _weights/registered.py, how a batch of the tensor bus
+    # Modules that import this one set them: dispatch.py, and registered.py, how a batch of the tensor bus
     # registers it.
     dispatch: Rule
     __tessera_source__: Any

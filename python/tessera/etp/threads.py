@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 
 from .._errors import InvalidArgumentError
-from ._telling import known
+from .telling import known
 
 _ident = threading.get_ident
 

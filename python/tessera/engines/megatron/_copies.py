@@ -18,7 +18,7 @@ from ..._arguments import whole
 from ..._closing import Closing, close_at_exit
 from ..._errors import Error, InvalidArgumentError, MismatchError, UnavailableError
 from ..._tensors.blocks import Block
-from ...etp._group import init_group
+from ...etp.group import init_group
 
 _DIGEST_BYTES = 16
 _ALIGNMENT = 64

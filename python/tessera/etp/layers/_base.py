@@ -11,16 +11,16 @@ from torch._C import DisableTorchFunctionSubclass
 
 from ..._arguments import choice, flag, optional_text, text, whole
 from ..._errors import InvalidArgumentError
-from .._autograd.modules import Constructed, apply_linear
-from .._config import is_inline
-from .._group import Group
-from .._making import add_weight, digest_of, is_plain, require_same_digests
-from .._states.logical import watch_parts, watch_ties
-from .._views import update
-from .._weights.main_grad import main_grad_of
-from .._weights.matrix import Model
-from .._weights.parameter import LogicalParameter
-from .._weights.weight import Weight, can_shard
+from ..config import is_inline
+from ..group import Group
+from ..main_grad import main_grad_of
+from ..making import add_weight, digest_of, is_plain, require_same_digests
+from ..matrix import Model
+from ..modules import Constructed, apply_linear
+from ..parameter import LogicalParameter
+from ..state_dict import watch_parts, watch_ties
+from ..views import update
+from ..weight import Weight, can_shard
 from ._runtime import LayersModel, Policy
 from ._tensor_parallel import TensorParallel
 

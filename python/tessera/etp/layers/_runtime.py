@@ -10,17 +10,17 @@ from contextlib import contextmanager
 
 import torch
 
-from .._compile import leave_out_of_graphs
-from .._group import Group
-from .._making import make_runtime
-from .._model import ShardedModel
-from .._optim.optimizers import watch_optimizers
-from .._states.loading import watch_loads
-from .._states.logical import watch_states, watch_ties
-from .._weights.matrix import Listed
-from .._weights.replicated import Replicated
-from .._weights.weight import Weight, dtype_name
-from .._wrappers import watch_wrappers
+from ..compile import leave_out_of_graphs
+from ..group import Group
+from ..making import make_runtime
+from ..matrix import Listed
+from ..model import ShardedModel
+from ..optim import watch_optimizers
+from ..replicated import Replicated
+from ..state_dict import watch_states, watch_ties
+from ..state_loading import watch_loads
+from ..weight import Weight, dtype_name
+from ..wrappers import watch_wrappers
 
 
 @dataclasses.dataclass(frozen=True)

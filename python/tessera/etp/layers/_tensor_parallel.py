@@ -12,10 +12,10 @@ import torch.distributed
 
 from ..._arguments import flag
 from ..._errors import InvalidArgumentError, MismatchError
-from .._group import Group
-from .._optim.norms import PartGradient, of_part
-from .._states.chunks import Cut
-from .._weights.parameter import LogicalParameter
+from ..chunks import Cut
+from ..group import Group
+from ..norms import PartGradient, of_part
+from ..parameter import LogicalParameter
 from ..tensor import LogicalTensor
 
 _Step = Callable[[torch.Tensor, Any], torch.Tensor]

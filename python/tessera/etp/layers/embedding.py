@@ -8,9 +8,9 @@ import torch
 
 from ..._arguments import choice, whole
 from ..._errors import InvalidArgumentError
-from .._autograd.modules import apply_embedding
-from .._compile import left_out
-from .._weights.parameter import LogicalParameter
+from ..compile import left_out
+from ..modules import apply_embedding
+from ..parameter import LogicalParameter
 from ._base import Declared, Init, Layer, Options, initialiser
 from ._tensor_parallel import TensorParallel
 

@@ -9,11 +9,11 @@ import torch
 
 from ..._arguments import choice, elements, flag, whole
 from ..._errors import InvalidArgumentError
-from .._autograd.functions import applied
-from .._autograd.generic import expects_backward, refuse_twice
-from .._autograd.modules import dtypes_of
-from .._compile import left_out
-from .._weights.experts import Experts
+from ..compile import left_out
+from ..experts import Experts
+from ..fast import applied
+from ..modules import dtypes_of
+from ..uses import expects_backward, refuse_twice
 from ._base import Declared, Init, Layer, Options, initialiser, normal
 from ._tensor_parallel import TensorParallel
 

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 
 from ..._arguments import choice, flag
-from .._compile import left_out
+from ..compile import left_out
 from ._base import Declared, Init, Layer, Options, Output, initialiser, normal
 from ._tensor_parallel import TensorParallel
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from ..._arguments import choice, flag
 from ..._errors import InvalidArgumentError
-from .._compile import left_out
+from ..compile import left_out
 from ._base import Declared, Init, Layer, Options, Output, initialiser, normal
 from ._tensor_parallel import TensorParallel
 

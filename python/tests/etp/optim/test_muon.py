@@ -12,7 +12,7 @@ import tessera
 import torch
 from etp_models import on_ranks, plainly, scenarios_of
 from tessera import etp
-from tessera.etp._optim.muon import _Plan
+from tessera.etp import muon
 from torch_ranks import launch
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon to compare with")
@@ -50,7 +50,7 @@ def test_plain_parameters_are_stepped_as_by_torch() -> None:
 
 def test_work_is_shared_evenly() -> None:
     matrices = [torch.empty(rows, 64) for rows in (64, 64, 64, 16, 16, 16, 16)]
-    plan = _Plan(matrices, 3, 0)
+    plan = muon._Plan(matrices, 3, 0)
     assert [matrix.owner for matrix in plan.matrices] == [0, 1, 2, 0, 1, 2, 0]
     assert plan.results == [4096 + 2 * 1024, 4096 + 1024, 4096 + 1024]
 
@@ -83,13 +83,13 @@ def test_refused(what: str) -> None:
 def _owners(rank: int) -> Any:
     """Return how many matrices this rank has orthogonalised."""
     counts = []
-    original = etp._optim.muon._orthogonalised
+    original = muon._orthogonalised
 
     def counted(matrix: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
         counts.append(tuple(matrix.shape))
         return original(matrix, options)
 
-    etp._optim.muon._orthogonalised = counted
+    muon._orthogonalised = counted
     with etp.init_group(timeout=20) as group:
         torch.manual_seed(0)
         model = torch.nn.Sequential(*[torch.nn.Linear(64, 64, bias=False) for _ in range(8)])

@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 from etp_generic_scenarios import Experts
 from etp_models import HIDDEN, WIDTH, WORDS, Run, Tied, adamw, as_bytes, built
 from tessera import etp
-from tessera.etp._states.chunks import Cut, boxes_of, pieces_of, shard_at
+from tessera.etp.chunks import Cut, boxes_of, pieces_of, shard_at
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch_ranks import launch
 

@@ -1,1 +1,0 @@
-"""How operations of a model get whole weights, and autograd their gradients."""

@@ -1,1 +1,0 @@
-"""Whether a training has the bits of one process."""

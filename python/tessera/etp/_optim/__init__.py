@@ -1,1 +1,0 @@
-"""Optimisers' steps, and norms of gradients that lie on several ranks."""

@@ -1,1 +1,0 @@
-"""States of models and optimisers as logical tensors."""

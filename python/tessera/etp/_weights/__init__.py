@@ -1,1 +1,0 @@
-"""Sharded weights: the parameter that a user sees, what it is a part of, and its gradients."""

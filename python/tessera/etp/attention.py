@@ -1,0 +1,63 @@
+"""torch's modules that have a forward of their own without gradients (nn.MultiheadAttention and
+nn.TransformerEncoderLayer in eval()), which they leave out for any subclass of Tensor: it has other bits. Theirs are
+those of plain torch, on gathered weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .compile import left_out
+from .modules import unsharded_class
+from .tensor import LogicalTensor
+
+
+class Attentive(torch.nn.Module):
+    """What they have in common."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.training or torch.is_grad_enabled():
+            return super().forward(*args, **kwargs)
+        return _forward_on_whole(self, args, kwargs)
+
+
+class ShardedMultiheadAttention(Attentive, torch.nn.MultiheadAttention):
+    pass
+
+
+class ShardedEncoderLayer(Attentive, torch.nn.TransformerEncoderLayer):
+    pass
+
+
+_KINDS: dict[type, type] = {
+    torch.nn.MultiheadAttention: ShardedMultiheadAttention,
+    torch.nn.TransformerEncoderLayer: ShardedEncoderLayer,
+}
+for _plain, _sharded in _KINDS.items():
+    _sharded.unsharded = _plain  # type: ignore[attr-defined]
+
+
+def attentive_class(module: torch.nn.Module) -> type | None:
+    """Return the class that a module with sharded weights gets; None: it keeps its own. A subclass may have another
+    forward."""
+    return _KINDS.get(unsharded_class(type(module)))
+
+
+@left_out
+def _forward_on_whole(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _on_whole(module).forward(*args, **kwargs)
+
+
+def _on_whole(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a module that is like another one, and whose weights are gathered: other threads see the other one."""
+    kind = unsharded_class(type(module))
+    made: torch.nn.Module = object.__new__(kind)
+    made.__dict__.update(module.__dict__)
+    made.__dict__["_parameters"] = {
+        name: each.whole(True) if isinstance(each, LogicalTensor) else each for name, each in module._parameters.items()
+    }
+    made.__dict__["_modules"] = {
+        name: None if child is None else _on_whole(child) for name, child in module._modules.items()
+    }
+    return made

@@ -1,0 +1,74 @@
+"""Backwards that fail: the other ranks, which come to the same backward, are told of it at once.
+
+torch gives no hook for that. Everything that starts a backward in Python (`Tensor.backward()`, `torch.autograd.grad()`,
+checkpoints) calls one function, which is followed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+
+from .telling import Family, Member
+
+_task_of_this_backward = torch._C._current_graph_task_id
+_NO_TASK = -1
+
+
+class Model(Protocol):
+    """What is needed of a sharded model."""
+
+    member: Member
+    anchor: torch.Tensor
+
+    @property
+    def idle(self) -> bool: ...
+    def leaves(self) -> Iterable[torch.Tensor]: ...
+
+
+_followed: list[Callable[..., Any]] = []
+
+
+def watch_backwards(models: Callable[[], Iterable[Model]]) -> None:
+    """Follow all backwards of the process. Once."""
+    if _followed:
+        return
+    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    _followed.append(run)
+
+    def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        if _task_of_this_backward() != _NO_TASK:  # within another one
+            return run(roots, *args, **kwargs)
+        before = [(model, model.member.family, model.member.family.count()) for model in models()]
+        try:
+            return run(roots, *args, **kwargs)
+        except BaseException as error:
+            told: set[Family] = set()
+            reached = _leaves_of(roots)
+            for model, family, count in before:
+                if family not in told and not (model.idle and reached.isdisjoint(map(id, model.leaves()))):
+                    told.add(family)
+                    family.tell("a backward", error, count)
+            raise
+
+    torch.autograd._engine_run_backward = run_backward  # type: ignore[assignment, attr-defined]
+
+
+def _leaves_of(roots: Iterable[Any]) -> set[int]:
+    """Return the ids of the leaves that the graph of some results leads to: the backward may have failed before it has
+    come to any weight."""
+    waiting = [getattr(root, "node", None) or getattr(root, "grad_fn", None) for root in roots]
+    seen: set[Any] = set()
+    leaves = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            leaves.add(id(variable))
+        waiting += [each for each, _ in node.next_functions]
+    return leaves

@@ -1,0 +1,224 @@
+"""One batch of writes: what an optimiser's step, with the steps in it, does to the weights of its models.
+
+A batch is lazy: the update of its models begins at the first write of a weight, which all ranks make, so that a step
+that fails before leaves nothing behind. A closure's forward ends the update and publishes what is written; the next
+write begins another one. Within an update ranks write at their own pace, and nobody asks what the others write: each
+write leaves its stamp (operation, numbers, stamps of its operands), and stamps are compared when the update ends.
+
+A rank whose step fails refuses the next call of the others, whatever that is. Before the next use of a model all of
+them exchange what is left (`Model.resume()`): weights that any rank has written are damaged on all ranks until a state
+is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from .._errors import Error, InvalidArgumentError, MismatchError
+from .matrix import Model
+from .store import Store, agree, digest_of, refuse_difference
+from .telling import Family, unknown
+from .tensor import LogicalTensor
+from .weight import Weight
+
+Updates = list[tuple[Model, list[Weight]]]
+_STAMP_BYTES = 8
+
+
+class Batch:
+    """The writes of one step. Made for the time of the step; `Model.batch` leads to it."""
+
+    def __init__(self, name: str, updates: Updates) -> None:
+        """`name` is what messages call it, such as `Lookahead.step()`; `updates` are the weights that it may write."""
+        self.name = name
+        self.wrote = False  # a weight, or a state that was there before
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}  # of steps by the dispatcher, by id
+        self._weights: dict[Model, dict[Weight, None]] = {}
+        self._begun: list[Model] = []
+        self._written: dict[Store, None] = {}  # what ranks share, since the update began
+        self._damage = False  # what is written cannot be what it should be
+        self._families: dict[Family, int] = {}  # and how many refusals each had counted
+        self._add(updates)
+
+    # --- its time
+
+    def _add(self, updates: Updates) -> None:
+        for model, weights in updates:
+            self._weights.setdefault(model, {}).update(dict.fromkeys(weights))
+            self._families.setdefault(model.member.family, model.member.family.count())
+        self._weights = dict(sorted(self._weights.items(), key=lambda item: item[0].number))
+        for model in self._weights:
+            model.batch = self
+
+    def include(self, updates: Updates) -> None:
+        """Take weights of a step within the step into the batch."""
+        if all(weight in self._weights.get(model, ()) for model, weights in updates for weight in weights):
+            return
+        self.pause()
+        self._add(updates)
+
+    def begin(self, weights: Iterable[Weight] = ()) -> None:
+        """Let weights be written: all of the batch and `weights`, which belong to its models. Collective, unless they
+        may be written already."""
+        new: Updates = [
+            (weight.model, [weight]) for weight in weights if weight not in self._weights.get(weight.model, ())
+        ]
+        if not new and all(model.updating for model in self._weights):
+            return
+        self.include(new)
+        for model, own in self._weights.items():
+            if not model.updating:  # an update(model) around the step has begun it, and ends it
+                model.begin_update(own, self.name)
+                self._begun.append(model)
+
+    def pause(self) -> None:
+        """End the update, if there is one: a forward needs the weights. Collective."""
+        if self._begun:
+            self._compare()
+            self._end()
+
+    def note(self, store: Store) -> None:
+        """Note a write of what ranks share."""
+        if store.kept:
+            self._written[store] = None
+            self.wrote |= store.weight is not None or store.saved  # not gradients, which are computed again
+
+    def finish(self) -> None:
+        """Compare what ranks have written, keep the states that operations of the dispatcher have made, and publish.
+        Collective."""
+        for optimizer in self.optimizers.values():
+            self._keep_states(optimizer)
+        self._compare()
+        self._end()
+
+    def leave(self) -> None:
+        """The step has ended."""
+        for model in self._weights:
+            model.batch = None
+
+    def _end(self) -> None:
+        begun, self._begun = self._begun, []
+        with contextlib.ExitStack() as updates:  # all of them, also where one fails
+            for model in reversed(begun):
+                updates.callback(model.end_update)
+
+    # --- what ranks have written
+
+    def _compare(self) -> None:
+        """Throw if ranks have not written the same. Collective."""
+        written, self._written = list(self._written), {}
+        for model in self._weights:
+            stores = [store for store in written if store.model is model]
+            own = b"".join(store.stamp.to_bytes(_STAMP_BYTES, "little", signed=True) for store in stores)
+            answers = model.core.exchange(f"the end of {self.name}", own)
+            other = next((rank for rank, answer in enumerate(answers) if answer != answers[0]), None)
+            if other is None:
+                continue
+            self._damage = True
+            pairs = itertools.zip_longest(_stamps(answers[0]), _stamps(answers[other]))
+            place = next(place for place, (first, second) in enumerate(pairs) if first != second)
+            what = stores[place] if place < len(stores) else f"{len(own) // _STAMP_BYTES} tensors on this rank"
+            raise MismatchError(
+                f"{self.name} has not written the same on ranks 0 and {other}, first into {what}: they differ in "
+                "operations, or in the numbers that went into them (a learning rate, a factor, a plain tensor); give "
+                f"all ranks the same. {_WAY_OUT}"
+            )
+
+    def _keep_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make one thing that all ranks share of each tensor that a step has left in optimizer.state."""
+        named = {id(weight.parameter): weight for weights in self._weights.values() for weight in weights}
+        for parameter, state in optimizer.state.items():
+            weight = named.get(id(parameter))
+            if weight is None or not isinstance(state, dict):
+                continue
+            for key, value in state.items():
+                for tensor in _tensors(value):
+                    if isinstance(tensor, LogicalTensor) and not tensor.store.kept and not tensor.chain:
+                        self._keep(tensor, key, weight)
+
+    def _keep(self, tensor: LogicalTensor, key: Any, weight: Weight) -> None:
+        store = tensor.store
+        what = f"the state {key!r} of {weight.name}"
+        if store.own is not None:
+            if not agree(weight.store, what, digest_of([store.own])):
+                raise refuse_difference(what)
+            if store.own.shape != weight.shape:
+                return  # as a plain tensor
+            rows = weight.store.spec.cut(store.own).clone(memory_format=torch.contiguous_format)
+            tensor.become(weight.state_of(str(key), rows))
+            return
+        if store.rows is not None and weight.store.spec.is_like(store.spec):  # where other ranks read it alone
+            kept = weight.state_of(str(key), store.rows)
+            kept.store.written(store.stamp)
+            tensor.become(kept)
+            return
+        store.kept, store.saved, store.name = True, True, what
+        store.held = store.held or weight
+        self._written[store] = None  # its stamp is compared, too
+
+    # --- failures
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks that the step has failed here, unless they know. Does not wait for them: before its next
+        use each model learns what others have written (`Model.resume()`)."""
+        wrote = self.wrote or self._damage
+        said = " ".join(str(error).split())
+        cause = said if _is_told(error) else f"{self.name} has failed: {type(error).__name__}: {said}"
+        part = f"{self.name} had written a part. {_WAY_OUT}" if wrote else ""
+        if wrote or self._begun:
+            unknown(error)  # ranks are at different places of the step, and learn from each other how it has ended
+        for family, count in self._families.items():
+            family.tell(self.name, error, count, f"{cause}; {part}" if wrote else cause)
+        for model, weights in self._weights.items():
+            model.close_update()
+            if wrote:
+                model.damage(weights, f"a step had written a part of it when it ended with an error ({cause})")
+        self._begun = []
+        if wrote and part not in said:
+            error.add_note(part)
+
+    def lose(self, model: Model) -> None:
+        """Note that the update of a model has ended, as a call has been refused: the next write begins another one."""
+        if model in self._begun:
+            self._begun.remove(model)
+
+
+def _is_told(error: BaseException) -> bool:
+    """Tell whether another rank is the cause of an error."""
+    return isinstance(error, Error) and re.match(r"rank \d+: ", str(error)) is not None
+
+
+_WAY_OUT = (
+    "Load a state of model and optimiser before they are used again (load_state_dict(), tessera.checkpoint): on all "
+    "ranks a part of the step is done"
+)
+
+
+def refuse_damaged(model: Model) -> None:
+    """Throw if a step has left weights written in part."""
+    weight, why = next(iter(model.damaged.items()), (None, ""))
+    if weight is not None:
+        raise InvalidArgumentError(f"{weight.name} is damaged: {why}. {_WAY_OUT}")
+
+
+def _stamps(told: bytes) -> Iterator[bytes]:
+    for at in range(0, len(told), _STAMP_BYTES):
+        yield told[at : at + _STAMP_BYTES]
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a state, which may be a list of them."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)

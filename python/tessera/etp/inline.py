@@ -1,0 +1,45 @@
+"""Sharded weights as ordinary inputs of autograd: the reduction of a gradient is a part of the backward, collective,
+and can be differentiated again. Ranks run the same backward, with weights in one order."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from .tensor import LogicalTensor, is_sharded
+
+
+class Weight(Protocol):
+    """What the nodes need of a weight."""
+
+    shape: torch.Size
+
+    def reduce(self, gradient: torch.Tensor) -> LogicalTensor: ...
+
+
+class Reduce(torch.autograd.Function):
+    """The scaled sum of all ranks' gradients of a whole weight: a logical tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: torch.Tensor, weight: Weight) -> torch.Tensor:
+        ctx.weight = weight
+        return weight.reduce(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        # A gradient of a sum is itself added up, over what each rank has.
+        return Whole.apply(Reduce.apply(gradient, ctx.weight)), None  # type: ignore[no-untyped-call]
+
+
+class Whole(torch.autograd.Function):
+    """The gather of a sharded tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: LogicalTensor) -> torch.Tensor:
+        found = tensor.whole()
+        return found.clone() if is_sharded(tensor) else found.view_as(found)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient

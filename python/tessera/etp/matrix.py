@@ -1,0 +1,161 @@
+"""A weight of the runtime: what is gathered, and whose gradients are added, by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch._C import _from_dlpack as from_dlpack  # of a capsule
+
+from .. import _core
+from .group import Group
+from .shared_states import SharedStates
+from .telling import Member
+from .threads import Threads
+
+
+class Listed(Protocol):
+    """A weight among those of its model."""
+
+    name: str
+    numbers: Sequence[int]  # the runtime's: one, or each expert's
+
+
+class Model(Protocol):
+    """What weights need of their model (ShardedModel)."""
+
+    group: Group
+    runtime: _core.EtpRuntime
+    anchor: torch.Tensor
+    anchor_node: torch.autograd.graph.Node
+    number: int
+    micro_batch: int
+    threads: Threads
+    inline: bool
+    of_layers: bool  # that were constructed sharded
+    scale: float  # of gradients: 1 / N, or 1
+    rescales: bool  # gradients of each backward are multiplied by `factor`
+    factor: float
+    wanted: set[int] | None  # by a backward with inputs=: numbers of weights
+    member: Member
+    size: int  # ranks of all replicas
+    replicas: int
+    job_ranks: tuple[int, ...] | None  # of `core`, by rank; None: nobody numbers them
+    states: SharedStates | None  # optimisers', where other ranks read them; None: none has been made
+    batch: Any  # the Batch of a step that is under way, or None
+    damaged: dict[Any, str]  # weights that a step has written in part, and how that came
+
+    @property
+    def core(self) -> _core.ShardGroup: ...
+    @property
+    def weights(self) -> Sequence[Listed]: ...
+    @property
+    def updating(self) -> bool: ...
+    def look(self, thorough: bool = False) -> bool: ...
+    def resume(self) -> None: ...
+    def require_alone(self, what: str) -> None: ...
+    def in_forward(self) -> bool: ...
+    def in_backward(self) -> bool: ...
+    def phase(self) -> str: ...
+    def reading_phase(self) -> str: ...
+    def writing(
+        self, weights: Sequence[Listed], what: str, told: bytes, begins: bool
+    ) -> AbstractContextManager[Sequence[bytes]]: ...
+    def enter_backward(self) -> None: ...
+    def watch_tied(self, module: torch.nn.Module) -> None: ...
+    def begin_update(self, weights: Iterable[Listed], what: str = ..., timeout: float | None = ...) -> None: ...
+    def end_update(self) -> None: ...
+    def close_update(self) -> None: ...
+    def begin_states(self) -> None: ...
+    def end_states(self) -> None: ...
+    def damage(self, weights: Iterable[Listed], why: str) -> None: ...
+    def mend(self, weights: Iterable[Listed]) -> None: ...
+
+
+class Matrix:
+    """[F, K]: a weight, or one expert of a stack.
+
+    Attributes:
+        name: The dotted name in the model; of expert e of a stack, with [e].
+        shape: The logical one.
+    """
+
+    def __init__(self, model: Model, number: int, name: str, shape: torch.Size, dtype: torch.dtype) -> None:
+        self.model = model
+        self.number = number
+        self.name = name
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def version(self) -> int:
+        """Counts the updates that have been published."""
+        return self.model.runtime.version(self.number)
+
+    @property
+    def chain(self) -> str:
+        """The order of uses that it is prefetched in."""
+        return self.model.runtime.report().weights[self.number].chain
+
+    @property
+    def state(self) -> str:
+        """Of its gather: NONE, ASYNC_WAIT, DATA_READY or DATA_READY_SYNC."""
+        return self.model.runtime.status(self.number).gather
+
+    @property
+    def rs_state(self) -> str:
+        """Of the reduction of its gradient, likewise."""
+        return self.model.runtime.status(self.number).reduction
+
+    @property
+    def expert_idx(self) -> int | None:
+        """Its place among experts that are gathered together; None if it is not one of them."""
+        return self.model.runtime.status(self.number).expert
+
+    # --- uses
+
+    def gather(
+        self, phase: str, expects_backward: bool = False, version: int | None = None
+    ) -> tuple[torch.Tensor, int]:
+        """All rows, to be read, in memory that goes back when nobody can reach it; and their version."""
+        model = self.model
+        batch = model.micro_batch
+        first = batch == 0 and phase == "fwd"
+        gated = model.threads.begin_gather(self.name)
+        try:
+            capsule, found = model.runtime.acquire(self.number, phase, batch, expects_backward, first, version)
+        finally:
+            if gated:
+                model.threads.end_gather()
+        return from_dlpack(capsule), found
+
+    # --- gradients
+
+    def prepare(self) -> None:
+        """Before the first gradient of a round."""
+        raise NotImplementedError
+
+    def room(self) -> tuple[_core.GradientBuffer, torch.Tensor]:
+        """Where a gradient [F, K] is to be written: produce() then takes it."""
+        self.prepare()
+        return self.buffer()
+
+    def buffer(self) -> tuple[_core.GradientBuffer, torch.Tensor]:
+        buffer, capsule = self.model.runtime.gradient_buffer(self.number, self.model.micro_batch)
+        return buffer, from_dlpack(capsule)
+
+    def produce(self, buffer: _core.GradientBuffer) -> None:
+        self.model.runtime.produce(buffer)
+
+    def give(self, gradient: torch.Tensor) -> None:
+        """A gradient in the logical shape goes to the ranks that own its rows."""
+        self.prepare()
+        self.send(gradient)
+
+    def send(self, gradient: torch.Tensor) -> None:
+        """The same, where it is known where it is to be added."""
+        buffer, into = self.buffer()
+        into.copy_(gradient.reshape(into.shape))
+        self.produce(buffer)

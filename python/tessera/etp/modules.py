@@ -1,0 +1,183 @@
+"""Modules whose weight is sharded: the classes that shard_module_() gives to modules of a model, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch._C import DisableTorchFunctionSubclass
+
+from .._errors import InvalidArgumentError
+from .compile import left_out
+from .fast import apply_embedding_function, apply_linear_function, multiply
+from .matrix import Model
+from .parameter import LogicalParameter
+from .uses import refuse_transforms
+from .weight import Weight
+
+
+class Sharded(torch.nn.Module):
+    """What they have in common. Their `weight` is a LogicalParameter."""
+
+
+class Constructed(Sharded):
+    """A layer that was made sharded, over a group of its own choice. shard_module_() leaves it as it is; without a
+    group it is a plain module, which is sharded with the others."""
+
+    @property
+    def has_group(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def replicas(self) -> int:
+        """How many ranks have the same rows, by data parallelism."""
+        raise NotImplementedError
+
+    @property
+    def listed(self) -> Sequence[str]:
+        """Weights that are used as a list, by their names in this layer."""
+        return ()
+
+    def list_experts(self, model: Model) -> None:
+        """Weights that are used as a list become one, if all of them are sharded with that model. Before it starts."""
+
+    def reset_parameters(self) -> None:
+        """Initialises all of them, on the same rows as an unsharded layer's. Collective."""
+        raise NotImplementedError
+
+
+def has_group(module: torch.nn.Module) -> bool:
+    """Whether it was constructed sharded."""
+    return isinstance(module, Constructed) and module.has_group
+
+
+class ShardedLinear(Sharded, torch.nn.Linear):
+    """nn.Linear of a sharded weight."""
+
+    @left_out
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        parameter = self._parameters.get("weight")
+        if not isinstance(parameter, LogicalParameter):
+            return super().forward(input)
+        return apply_linear(input, parameter, self._parameters.get("bias"), False)
+
+
+class ShardedEmbedding(Sharded, torch.nn.Embedding):
+    """nn.Embedding of a sharded weight."""
+
+    @left_out
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        parameter = self._parameters.get("weight")
+        if not isinstance(parameter, LogicalParameter):
+            return super().forward(input)
+        return apply_embedding(input, parameter, self.padding_idx, self.scale_grad_by_freq)
+
+
+class ShardedConv1D(Sharded):
+    """The forward of transformers' Conv1D, whose weight is [inputs, outputs]."""
+
+    @left_out
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parameter = self._parameters.get("weight")
+        if not isinstance(parameter, LogicalParameter):
+            return super().forward(x)  # type: ignore[no-any-return]
+        return apply_linear(x, parameter, self._parameters.get("bias"), True)
+
+
+ShardedLinear.unsharded = torch.nn.Linear  # type: ignore[attr-defined]
+ShardedEmbedding.unsharded = torch.nn.Embedding  # type: ignore[attr-defined]
+_kinds: dict[type, type] = {torch.nn.Linear: ShardedLinear, torch.nn.Embedding: ShardedEmbedding}
+
+
+def sharded_class(module: torch.nn.Module) -> type | None:
+    """For modules of exactly the classes whose forward is known; a subclass may use its weight in another way."""
+    kind = type(module)
+    if kind not in _kinds and (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D"):
+        _kinds[kind] = type("ShardedConv1D", (ShardedConv1D, kind), {"unsharded": kind, "__module__": __name__})
+    return _kinds.get(kind)
+
+
+def unsharded_class(kind: type) -> type:
+    """What shard_module_() made the class from; the class itself of modules that it leaves as they are."""
+    return getattr(kind, "unsharded", kind)
+
+
+def only_reads(module: torch.nn.Module, name: str) -> bool:
+    """Whether uses of that weight by the module, once it is sharded, are those of this package, which write nothing."""
+    return isinstance(module, Constructed) or (name == "weight" and sharded_class(module) is not None)
+
+
+def put(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+    """In the place of another parameter. Recurrent modules keep lists of theirs, which follow assignments."""
+    if isinstance(module, torch.nn.RNNBase):
+        setattr(module, name, parameter)
+    else:
+        module._parameters[name] = parameter
+
+
+def apply_linear(
+    x: torch.Tensor, parameter: LogicalParameter, bias: torch.Tensor | None, as_stored: bool
+) -> torch.Tensor:
+    """x @ W.T + bias, or x @ W + bias if `as_stored`; differentiable. Of a weight of an inline model, it is an ordinary
+    operation of autograd."""
+    weight = parameter.etp
+    refuse_transforms(weight.name)
+    if weight.model.inline:
+        return _linear_inline(x, parameter, bias)
+    given, dtype = dtypes_of(x, weight)
+    if x.dtype != dtype:
+        x = x.to(dtype)
+    if bias is not None and bias.dtype != dtype:
+        bias = bias.to(dtype)
+    with DisableTorchFunctionSubclass():
+        trains = parameter.requires_grad
+    if torch.is_grad_enabled() and (trains or x.requires_grad or (bias is not None and bias.requires_grad)):
+        anchor = weight.anchor() if trains else None
+        out = apply_linear_function(x, bias, anchor, weight, dtype, as_stored)
+    else:
+        full, _ = weight.gather(weight.model.phase())
+        out = multiply(x, full if full.dtype is dtype else full.to(dtype), bias, as_stored)
+    return out if out.dtype == given else out.to(given)  # type: ignore[no-any-return]
+
+
+def _linear_inline(x: torch.Tensor, parameter: LogicalParameter, bias: torch.Tensor | None) -> torch.Tensor:
+    given, dtype = dtypes_of(x, parameter.etp)
+
+    cast = None if bias is None else bias.to(dtype)
+    return F.linear(x.to(dtype), parameter.to(dtype), cast).to(given)
+
+
+def dtypes_of(x: torch.Tensor, weight: Weight) -> tuple[torch.dtype, torch.dtype]:
+    """Of a product's result, and of its computation."""
+    kind = x.device.type
+    given = x.dtype
+    if not given.is_floating_point:
+        raise InvalidArgumentError(f"{weight.name}: an input of {given}: give floating-point numbers")
+    if torch.is_autocast_enabled(kind) and given != torch.float64:
+        given = torch.get_autocast_dtype(kind)
+        return given, given
+    if given != weight.dtype and not weight.format:
+        raise InvalidArgumentError(
+            f"{weight.name}: an input of {given} and a weight of {weight.dtype}: convert one of them, or compute under "
+            "torch.autocast"
+        )
+    return given, weight.compute if weight.compute != weight.dtype else given
+
+
+def apply_embedding(
+    indices: torch.Tensor, parameter: LogicalParameter, padding: int | None, by_frequency: bool
+) -> torch.Tensor:
+    """Rows of W; differentiable."""
+    weight: Weight = parameter.etp
+    refuse_transforms(weight.name)
+    if weight.model.inline:
+        return F.embedding(indices, parameter, padding, None, 2.0, by_frequency)
+    padding = -1 if padding is None else padding
+    if torch.is_grad_enabled() and parameter.requires_grad:
+        anchor = weight.anchor()
+        out = apply_embedding_function(indices, anchor, weight, padding, by_frequency)
+    else:
+        full, _ = weight.gather(weight.model.phase())
+        out = torch.embedding(full, indices, padding, by_frequency, False)
+    return out if out.dtype == weight.dtype else out.to(weight.dtype)  # type: ignore[no-any-return]

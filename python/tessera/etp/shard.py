@@ -1,0 +1,320 @@
+"""Sharding a model in place, and undoing it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from .._arguments import whole
+from .._errors import AlreadyExistsError, InvalidArgumentError
+from .adopt import Adopter
+from .buffers import Buffers, require_same_buffers, rules_of
+from .choice import Choice, Chosen, Filter, Pattern, Place, Shapes, matrix_of
+from .compile import leave_out_of_graphs, uncompiled
+from .config import is_inline
+from .copying import Copier
+from .experts import expert_lists, gather_together
+from .group import Group
+from .making import add_stack, add_weight, can_reduce, digest_of, make_runtime, require_same, require_same_digests
+from .meta import Init, is_on_meta, materialise
+from .model import ShardedModel
+from .modules import Constructed, has_group, only_reads, put, sharded_class, unsharded_class
+from .optim import watch_optimizers
+from .parameter import LogicalParameter
+from .refusals import require_shardable
+from .replicated import Replicated
+from .state_dict import watch_ties
+from .state_loading import watch_loads
+from .state_names import note_names
+from .structure import is_script
+from .telling import collective
+from .views import models_of, places_of
+from .views import whole as whole_of
+from .weight import Weight, dtype_name, keep_part
+from .wrappers import leave_out_of_ddp, put_back_into_ddp, watch_wrappers
+
+
+@collective("shard_module_()")
+def shard_module_(
+    model: torch.nn.Module,
+    group: Group,
+    formats: Mapping[Pattern, str] | None = None,
+    filter: Filter | None = None,
+    min_elements: int = 2048,
+    reduction: str = "mean",
+    publish: str = "update",
+    mode: str | None = None,
+    compute_dtype: torch.dtype | None = None,
+    dp: Group | None = None,
+    *,
+    native: Iterable[Pattern] = (),
+    masters: str = "all",
+    experts: Iterable[Sequence[str]] = (),
+    nonfinite: str = "error",
+    init: Init | None = None,
+    stacks: Filter | None = None,
+    buffers: str | Mapping[Pattern, str] = "broadcast",
+) -> torch.nn.Module:
+    """Cuts the model's matrices along dim 0 over the ranks of a group, in place, and returns it.
+
+    Weights are gathered by the operations that use them, in modules of any class; a weight that several of them share
+    stays one. Experts [E, F, K] are E weights, each gathered where it is used. A convolution's weight is cut by its
+    first dim, others of more than two dims as matrices of their last one. Every other
+    parameter stays whole on every rank; its gradients are added over the group. Call it on every rank with the same
+    weights, before the optimiser is made. What torch.compile() has returned may be given, too. Collective.
+
+    With one rank, weights without a format are left as they are: the model is as it was. Layers that were constructed
+    sharded (etp.Linear, ...) keep their groups and formats; those that were constructed without a group are sharded.
+
+    What is on the meta device is made module by module, so that a rank has no more than one module whole: by its
+    reset_parameters(), or `init`. Afterwards, load_state_dict() gives it values; nn.init would give every rank the same
+    rows.
+
+    Args:
+        model: In host memory, or on the meta device.
+        group: Of init_group().
+        formats: What travels, by regular expressions for whole names of parameters; the first match counts: a plain
+            dtype ("bf16"), or "fp8_e4m3", "fp8_block_128x128", "mxfp8", "nvfp4", ... Others travel as they are.
+        filter: Called with name and parameter; False leaves it whole.
+        min_elements: Smaller parameters are left whole.
+        reduction: "mean": gradients of all ranks are averaged; "sum": they are added.
+        publish: When weights with a format are quantised: at the end of an "update", or at their "first_use" after it.
+        mode: "deferred": gradients are added while the backward goes on, and .grad is set at its end. "inline": weights
+            are ordinary inputs of autograd, and their gradients are reduced where the backward passes, collectively:
+            torch.autograd.grad(), second derivatives, any hook. Slower; ranks must run the same backward. None:
+            "deferred", unless update_config(async_reduction=False) says otherwise.
+        compute_dtype: Of gathered weights with a format. None: the plain dtype that travels, else the parameter's.
+        dp: A group of init_group() over an orthogonal axis, for data parallelism: its ranks keep the same rows, and
+            train on different tokens. Gradients are reduced over both, in the order (dp, group) of ranks.
+        native: Regular expressions for names of weights with a quantised format. Ranks share nothing of these but what
+            travels: the parameter is the master that it is made from, in memory of this rank's own.
+        masters: "all", or "trained": native weights that are frozen now keep none, and are never trained. Only what
+            travels stays in memory, and state_dict(), summon() and unshard_() give the values that it decodes to.
+        experts: Lists of names of weights of one shape, which are gathered and quantised together when the first one of
+            a list is used, such as those of a layer of experts.
+        nonfinite: "error" refuses to quantise NaN and infinity, "propagate" does it by the format's rules.
+        init: Called with each module that has parameters or buffers on the meta device, to fill these.
+        stacks: Called with name and parameter of those of three dims: whether they are experts. None: those of two
+            slices or more are, in modules of other classes than torch.nn's.
+        buffers: What becomes of buffers that a forward has changed, such as BatchNorm's running statistics, at the end
+            of a backward: "broadcast": all ranks take rank 0's. "mean": floating-point ones are averaged, others are
+            rank 0's. "own": each rank keeps its own, which are not compared either. Or one of these by regular
+            expressions for whole names; the first match counts, others are broadcast.
+    """
+    if not isinstance(group, Group):
+        raise InvalidArgumentError(f"shard_module_: group {group!r}: give what etp.init_group() returns")
+    given, model = model, uncompiled(model)
+    inline = is_inline(mode)
+    if dp is not None and not isinstance(dp, Group):
+        raise InvalidArgumentError(f"shard_module_: dp {dp!r}: give what etp.init_group() returns")
+    if dp is not None:
+        group.member.family.unite(dp.member.family)
+    replicas = 1 if dp is None else dp.size
+    ranks = group.size * replicas
+    min_elements = whole("min_elements", min_elements, 0)
+    layers = _of_layers(model)
+    named = [(name, each) for name, each in model.named_parameters() if id(each) not in layers]
+    if any(isinstance(each, LogicalParameter) for _, each in named):
+        raise AlreadyExistsError("shard_module_: the model is sharded already: etp.unshard_() undoes it")
+    _require_replicas(model, replicas)
+    require_shardable(model, named)
+    choice = Choice.of(ranks, filter, min_elements, formats or {}, native, masters)
+    scripted = {id(each) for module in model.modules() if is_script(module) for each in module.parameters()}
+    chosen = choice.of_model([(name, each) for name, each in named if id(each) not in scripted])
+    rules = rules_of(buffers)
+    lists = expert_lists(experts, {name: parameter.shape for name, parameter in named}, chosen)
+    if not chosen and ranks > 1 and not layers:
+        raise InvalidArgumentError(
+            f"shard_module_: no weight of {type(model).__name__} is left to shard by filter= and "
+            f"min_elements={min_elements}"
+        )
+    groups = [group] if dp is None else [group, dp]
+    for one in groups:
+        require_same(one, [(name, parameter) for name, parameter in named if not parameter.is_meta])
+        if any(True for _ in model.buffers()):
+            held = {name: each for name, each in model.named_buffers() if not each.is_meta}
+            require_same_buffers(one.core, held, rules)
+    sharded = None
+    with torch.device("cpu"):  # whatever the default is
+        if chosen or (named and ranks > 1):
+            sharded = _make_model(group, dp, reduction, publish, nonfinite, inline)
+        shapes = Shapes.of(model, stacks)
+        shapes.require_matrices(named, lists)
+        on_meta = [name for name, each in model.named_buffers() if each.is_meta]
+        cut = _Cut(sharded, shapes, compute_dtype, publish)
+        _take(model, groups, cut, named, chosen, init)
+        for one in groups if on_meta else ():
+            require_same_buffers(one.core, {name: model.get_buffer(name) for name in on_meta}, rules)
+    if sharded is not None:
+        gather_together(sharded.weights, lists)
+        for module in model.modules():
+            if isinstance(module, Constructed) and not module.has_group:
+                module.list_experts(sharded)
+        sharded.runtime.start()
+        for weight in sharded.weights:
+            weight.drop_rows()
+        sharded.adopt = Adopter(sharded, choice.of_parameter, cut.make)
+        if any(True for _ in model.buffers()):
+            sharded.buffers = Buffers(sharded.core, model, rules)
+        sharded.watch(model)
+        watch_optimizers()
+        watch_loads()
+        watch_ties()
+        watch_wrappers()
+        leave_out_of_graphs()
+        # All ranks have come as far, or none has.
+        sharded.core.exchange("the end of shard_module_()", b"")
+        group.finish(sharded.member)
+    note_names(model)
+    models = models_of(model)
+    if sharded is not None and not sharded.weights:  # all is whole, beside layers that were constructed sharded
+        models.append(sharded)
+    for each in models:
+        each.companions.update(other for other in models if other is not each)
+    if models:
+        leave_out_of_ddp(model)
+    return given
+
+
+def _make_model(
+    group: Group, dp: Group | None, reduction: str, publish: str, nonfinite: str, inline: bool
+) -> ShardedModel:
+    """Make a model without weights, whose group is to be finished. Collective."""
+    replicas = 1 if dp is None else dp.size
+    member = group.of_model() if dp is None or dp.size == 1 else group.with_replicas(dp)
+    runtime = make_runtime(member.core, reduction, publish, nonfinite, replicas)
+    made = ShardedModel(group, member, runtime, inline, 1.0 if reduction == "sum" else 1 / (group.size * replicas))
+    made.again = functools.partial(_make_model, group, dp, reduction, publish, nonfinite, inline)
+    made.copier, made.publish = Copier, publish
+    return made
+
+
+def _take(
+    model: torch.nn.Module,
+    groups: Sequence[Group],
+    cut: _Cut,
+    named: list[tuple[str, torch.nn.Parameter]],
+    chosen: dict[str, Chosen],
+    init: Init | None,
+) -> None:
+    """Cuts what is chosen, and notes what stays whole."""
+    sharded, places = cut.sharded, cut.shapes.places
+    names = {id(each): name for name, each in named}
+    digests: dict[str, bytes] = {}
+
+    def take(old: torch.nn.Parameter, full: torch.nn.Parameter) -> None:
+        name = names.get(id(old))
+        if name is not None and old.is_meta:
+            digests[name] = digest_of(name, full)
+        if sharded is not None and name is not None and name in chosen:
+            cut.take(sharded, name, full, chosen[name], places[id(old)])
+            return
+        for module, place in places[id(old)] if old is not full else ():
+            if module._parameters[place] is not full:
+                put(module, place, full)
+                if isinstance(full, LogicalParameter):  # of a constructed layer, which this module is tied to
+                    full.etp.model.watch_tied(module)
+        if name is None or sharded is None or math.prod(each.size for each in groups) == 1:
+            return
+        if not can_reduce(full):
+            sharded.foreign[name] = full
+        else:
+            number = sharded.runtime.add_replicated(name, full.numel(), dtype_name(full.dtype))
+            sharded.replicated.append(Replicated(sharded, number, name, full))
+
+    for _, parameter in named:
+        if not parameter.is_meta:
+            take(parameter, parameter)
+    if is_on_meta(model):
+        materialise(model, init, take)
+        for group in groups:
+            require_same_digests(group, list(digests), list(digests.values()))
+
+
+def _require_replicas(model: torch.nn.Module, replicas: int) -> None:
+    """Throws if gradients of a layer that was constructed sharded are added over more or fewer replicas."""
+    for name, module in model.named_modules():
+        if isinstance(module, Constructed) and module.has_group and module.replicas != replicas:
+            raise InvalidArgumentError(
+                f"shard_module_: layer {name or type(module).__name__} was constructed with {module.replicas} "
+                f"replicas, and the rest of the model would have {replicas}: give both the same dp="
+            )
+
+
+def _of_layers(model: torch.nn.Module) -> set[int]:
+    """Parameters of layers that were constructed sharded."""
+    return {id(each) for layer in model.modules() if has_group(layer) for each in layer._parameters.values()} - {
+        id(None)
+    }
+
+
+@collective("unshard_()")
+def unshard_(model: torch.nn.Module) -> torch.nn.Module:
+    """Makes every weight whole again, in place, and returns the model. Gradients come along; an optimiser must be made
+    again. Layers that were constructed sharded stay so. Collective."""
+    given, model = model, uncompiled(model)
+    own = [place for place in places_of(model) if not place[2].etp.model.of_layers]
+    sharded = next((parameter.etp.model for _, _, parameter in own), None)
+    if not isinstance(sharded, ShardedModel):
+        return given
+    sharded.drain()
+    full = {}
+    for weight in sharded.weights:
+        old = weight.parameter
+        assert isinstance(old, LogicalParameter)
+        full[weight] = torch.nn.Parameter(whole_of(old).detach(), requires_grad=old.requires_grad)
+        keep_part(old, full[weight])
+        full[weight].grad = None if old.grad is None else whole_of(old.grad).detach()
+    for module, name, parameter in own:
+        put(module, name, full[parameter.etp])
+        module.__class__ = unsharded_class(type(module))
+    sharded.unwatch()
+    put_back_into_ddp(model)
+    sharded.close()
+    sharded.core.close()
+    return given
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+    """How the weights of a model are cut."""
+
+    sharded: ShardedModel | None
+    shapes: Shapes
+    compute_dtype: torch.dtype | None
+    publish: str
+
+    def take(
+        self, sharded: ShardedModel, name: str, full: torch.nn.Parameter, how: Chosen, places: list[Place]
+    ) -> None:
+        """Cut a parameter, and put what is sharded into its places."""
+        parameter = self.make(sharded, name, full, how, places).parameter
+        for module, place in places:
+            put(module, place, parameter)
+
+    def make(
+        self, sharded: ShardedModel, name: str, full: torch.nn.Parameter, how: Chosen, places: list[Place]
+    ) -> Weight:
+        """Cut a parameter, and prepare the modules that have it."""
+        if self.shapes.is_stack(name, full, places):
+            weight: Weight = add_stack(
+                sharded, name, full, how.format, self.compute_dtype, self.publish, how.native, how.planes_only
+            )
+        else:
+            matrix = matrix_of(full.shape, places)
+            copied = sharded.inline or not all(only_reads(module, place) for module, place in places)
+            weight = add_weight(
+                sharded, name, full, matrix, how.format, self.compute_dtype, how.native, how.planes_only, copied
+            )
+        if full.grad is not None:
+            weight.parameter.grad = weight.gradient_of(weight.cut(full.grad).clone())
+        for module, place in places:
+            fast = place == "weight" and not sharded.inline and weight.stride is None
+            kind = sharded_class(module) if fast else None
+            if kind is not None:
+                module.__class__ = kind
+        return weight

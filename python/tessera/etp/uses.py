@@ -1,0 +1,42 @@
+"""What uses of a sharded weight in any operation have in common: what they expect of a backward, and what they
+refuse."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from .._errors import UnimplementedError
+from .saved_tensors import innermost_hooks
+
+_recomputation = "_recomputation_hook"
+
+
+class Weight(Protocol):
+    name: str
+
+
+def expects_backward(phase: str) -> bool:
+    """Whether a use whose graph is recorded now will be followed by its backward. A forward that torch's checkpoint
+    repeats only for its saved tensors will not: the first one's backward comes."""
+    if phase != "recompute":
+        return True
+    hooks = innermost_hooks()
+    return hooks is None or _recomputation not in getattr(hooks[0], "__qualname__", "")
+
+
+def refuse_twice(weight: Weight) -> None:
+    if torch.is_grad_enabled():
+        raise UnimplementedError(
+            f"{weight.name}: a backward with create_graph=True goes through a sharded weight, whose gradient cannot be "
+            "differentiated again: shard with mode='inline', or leave this weight out with filter="
+        )
+
+
+def refuse_transforms(name: str) -> None:
+    if torch._C._are_functorch_transforms_active():
+        raise UnimplementedError(
+            f"{name} is sharded, and transforms of torch.func cannot pass through it: use torch.autograd, or transform "
+            "the model after etp.unshard_()"
+        )
