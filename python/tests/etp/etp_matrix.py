@@ -97,7 +97,7 @@ def train(run: Run, case: Case, steps: int, policy: str = "", loss: Loss = loss_
     """Weights and optimiser states after so many steps; steps have the same global micro-batches for every N."""
     options = dict(POLICIES.get(policy, {}))
     publish = options.pop("publish", "update")
-    before = {name: getattr(etp._config.config, name) for name in options}
+    before = {name: getattr(etp.config.config, name) for name in options}
     etp.update_config(**options)
     model = built(lambda: Everything(case.recompute))
     formats = {".*": case.gather} if case.gather else None

@@ -72,7 +72,7 @@ def adamw(parameters: Iterable[torch.nn.Parameter], **options: Any) -> torch.opt
 @contextlib.contextmanager
 def configured(**options: Any) -> Iterator[None]:
     """With options of update_config()."""
-    config = etp._config.config
+    config = etp.config.config
     before = {name: getattr(config, name) for name in options}
     etp.update_config(**options)
     try:

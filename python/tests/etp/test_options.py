@@ -89,7 +89,7 @@ def test_check_finds_a_write_outside_of_updates() -> None:
 
 
 def test_what_is_refused_changes_nothing() -> None:
-    before = dict(vars(etp._config.config))
+    before = dict(vars(etp.config.config))
     for options, message in (
         ({"distance": 3, "check_param_states": False}, "check_param_states=False: transitions"),
         ({"distance": 3, "depth": 1}, "Unknown ETP config option: depth"),
@@ -102,7 +102,7 @@ def test_what_is_refused_changes_nothing() -> None:
         with pytest.raises(tessera.InvalidArgumentError) as caught:
             etp.update_config(**options)
         assert message in str(caught.value)
-        assert vars(etp._config.config) == before
+        assert vars(etp.config.config) == before
     etp.update_config(check_param_states=True)
 
 

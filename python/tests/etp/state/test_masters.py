@@ -110,7 +110,7 @@ def _load_tessera(folder: pathlib.Path) -> Any:
 
 
 def _trained(run: Run, folder: pathlib.Path, masters: str, **options: Any) -> dict[str, Any]:
-    before = etp._config.config.check
+    before = etp.config.config.check
     etp.update_config(check=options.pop("check", None))
     model = run.sharded(built(Adapted), **_options(masters, **options))
     etp.update_config(check=before)
