@@ -182,10 +182,11 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
 
 
 def _is_gradient(tensor: Any) -> bool:
-    """Tell whether a tensor has all rows of what goes with a weight, and is not the weight itself: these are pulled."""
+    """Tell whether a tensor has all rows of what goes with a weight, and its norm needs all ranks: weights and states are
+    read by one rank alone."""
     return (
         is_sharded(tensor)
-        and tensor.store.weight is None
+        and not tensor.store.asks_nobody()
         and tensor.rows is not None
         and tensor.rows.is_contiguous()
         and not tensor.chain
