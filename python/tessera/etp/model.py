@@ -31,6 +31,7 @@ from .shared_states import SharedStates
 from .state_dict import watch_loading, watch_states
 from .structure import Structure, changes, in_functional_call
 from .telling import Member, json_of
+from .tensor import lasting
 from .threads import Threads
 from .uses import refuse_transforms
 from .weight import Weight
@@ -240,7 +241,8 @@ class ShardedModel(Closing):
             return False
         self._looking = True
         try:
-            self.adopt(module)
+            with lasting():
+                self.adopt(module)
         finally:
             self._looking = False
         return self.structure is not structure

@@ -182,8 +182,8 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
 
 
 def _is_gradient(tensor: Any) -> bool:
-    """Tell whether a tensor has all rows of what goes with a weight, and its norm needs all ranks: weights and states are
-    read by one rank alone."""
+    """Tell whether a tensor has all rows of what goes with a weight, and its norm needs all ranks: one rank alone reads
+    weights and states."""
     return (
         is_sharded(tensor)
         and not tensor.store.asks_nobody()

@@ -32,12 +32,14 @@ _CLASS_OPTIONS = ("decoupled_weight_decay",)  # make another class of one
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
     """Return the name of torch's class whose step it makes; empty: another one's."""
-    if not getattr(type(optimizer).step, "__module__", "").startswith("torch.optim."):
+    if not _is_torchs(getattr(type(optimizer).step, "__module__", "")):
         return ""
-    return next(
-        (each.__name__ for each in type(optimizer).__mro__ if each.__module__.startswith("torch.optim.")),
-        "",
-    )
+    return next((each.__name__ for each in type(optimizer).__mro__ if _is_torchs(each.__module__)), "")
+
+
+def _is_torchs(module: str) -> bool:
+    """Tell whether a module is torch.optim or one of its own: some classes say one, some the other."""
+    return f"{module}.".startswith("torch.optim.")
 
 
 def shapes_are_parameters(optimizer: torch.optim.Optimizer) -> bool:

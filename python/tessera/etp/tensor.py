@@ -8,7 +8,7 @@ come to `dispatch.py`, below autograd, which sees the whole's shapes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -368,10 +368,15 @@ def is_sharded(value: Any) -> TypeGuard[LogicalTensor]:
     return isinstance(value, LogicalTensor) and value.store.own is None
 
 
-@contextlib.contextmanager
-def normal_mode(tensor: torch.Tensor) -> Any:
+def normal_mode(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
     """Leave inference mode for a view of a tensor that was not made in it."""
-    if torch.is_inference_mode_enabled() and not tensor.is_inference():
+    return contextlib.nullcontext() if tensor.is_inference() else lasting()
+
+
+@contextlib.contextmanager
+def lasting() -> Iterator[None]:
+    """Leave inference mode for what is kept and trained when it has ended."""
+    if torch.is_inference_mode_enabled():
         grad = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(grad):
             yield

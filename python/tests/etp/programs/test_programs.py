@@ -20,13 +20,16 @@ AT_ONCE = 50
 MOST_REFUSED = 0.1
 
 
-def _play_all(rank: int, size: int, seeds: range, plant: Callable[[], None] = lambda: None) -> list[Outcome]:
+def _plant_nothing() -> None: ...
+
+
+def _play_all(rank: int, size: int, seeds: range, plant: Callable[[], None] = _plant_nothing) -> list[Outcome]:
     plant()
     with etp.init_group(timeout=30) as group:
         return [play(Run(size, rank, group), seed) for seed in seeds]
 
 
-def _faults(size: int, seeds: range, plant: Callable[[], None] = lambda: None) -> tuple[list[str], list[str]]:
+def _faults(size: int, seeds: range, plant: Callable[[], None] = _plant_nothing) -> tuple[list[str], list[str]]:
     """Return what is wrong, and what was refused."""
     torch.set_num_threads(1)
     ranks = launch(functools.partial(_play_all, size=size, seeds=seeds, plant=plant), size)

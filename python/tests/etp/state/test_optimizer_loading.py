@@ -14,6 +14,7 @@ import tessera
 import torch
 from etp_models import Tied, as_bytes, built, loss_of
 from tessera import etp
+from tessera.etp import state_kinds
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch_ranks import launch
@@ -241,3 +242,12 @@ def _takes(rank: int) -> list[str]:
 
 def test_takes_states_of_every_type() -> None:
     assert launch(_takes, 2) == [[], []]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [each for each in vars(torch.optim).values() if isinstance(each, type) and each is not torch.optim.Optimizer],
+)
+def test_each_class_of_torch_is_a_kind_of_its_own(kind: str) -> None:
+    optimizer = getattr(torch.optim, kind)([torch.nn.Parameter(torch.zeros(3, 3))])
+    assert state_kinds.kind_of(optimizer) == kind

@@ -63,6 +63,16 @@ def late_head_that_is_sharded(run: Run) -> Any:
     return _trained(run, model, optimizer=optimizer), model.extra.weight in optimizer.state
 
 
+def late_head_that_is_evaluated_first(run: Run) -> Any:
+    """In inference mode, in which nothing that is trained may be made."""
+    model = run.sharded(built(Net))
+    model.extra = seeded(lambda: torch.nn.Linear(SIZE, 96))
+    model.b.weight = model.a.weight
+    with torch.inference_mode():
+        model(ids(0))
+    return _trained(run, model), model.extra.weight.is_inference()
+
+
 def replaced_layer(run: Run) -> Any:
     model = run.sharded(built(Net))
     _trained(run, model)
