@@ -3,10 +3,10 @@
 //
 // What followed a use (its weight, plane, phase and micro-batch position) last time is predicted to follow again. A
 // weight that is used several times in a pass has a place in the order for each; passes are told apart by update() and
-// new_pass(). After a use that has no last time, what followed it in the micro-batch before is predicted: a step that is
-// the first with several micro-batches is prefetched from the second one on. A use that was not predicted is gathered on
-// demand; prefetches that no longer lie ahead are dropped, and from then on the new order is predicted. A prefetch
-// serves any use of the same weight and plane.
+// new_pass(). After a use that has no last time, what followed it in the micro-batch before is predicted: a step that
+// is the first with several micro-batches is prefetched from the second one on. A use that was not predicted is
+// gathered on demand; prefetches that no longer lie ahead are dropped, and from then on the new order is predicted. A
+// prefetch serves any use of the same weight and plane.
 #pragma once
 
 #include <array>
