@@ -120,10 +120,18 @@ Predictor::Siblings Predictor::siblings_of(const Consumption& use) const {
   const auto first = first_places_.find(use);
   for (PlaceIndex at = first == first_places_.end() ? kUnknown : first->second; is_place(at);
        at = places_[at].sibling) {
-    if (!is_place(found.unreached) && places_[at].pass != pass_) found.unreached = at;
+    if (places_[at].pass != pass_) return {.unreached = at};
     found.last = at;
   }
   return found;
+}
+
+Predictor::PlaceIndex Predictor::last_of(const Consumption& use) const {
+  const auto first = first_places_.find(use);
+  if (first == first_places_.end()) return kUnknown;
+  PlaceIndex last = first->second;
+  while (is_place(places_[last].sibling)) last = places_[last].sibling;
+  return last;
 }
 
 // The predicted place if it fits, else the first of this use that the pass has not reached, else a new one.
@@ -178,13 +186,14 @@ void Predictor::expect_as_before(PlaceIndex place) {
     return;
   }
   ++use.micro_batch;
+  const bool has_room = places_.size() < kMaxPlaces;
   PlaceIndex expected = places_[followed].after;
-  const bool is_new = !is_place(expected);
-  if (is_new || places_[expected].pass == pass_) {
+  if (!is_place(expected)) {
+    if (has_room) expected = make_place(use, last_of(use), followed);
+  } else if (places_[expected].pass == pass_) {
     const Siblings siblings = siblings_of(use);
-    expected = is_new ? kUnknown : siblings.unreached;
-    if (!is_place(expected) && places_.size() < kMaxPlaces)
-      expected = make_place(use, siblings.last, is_new ? followed : before_of(use, siblings.last));
+    expected = siblings.unreached;
+    if (!is_place(expected) && has_room) expected = make_place(use, siblings.last, before_of(use, siblings.last));
   }
   places_[place].next = expected;
 }

@@ -113,12 +113,13 @@ class Predictor {
   bool is_place(PlaceIndex index) const { return index < places_.size(); }
   static PlaceIndex start_of(size_t chain) { return static_cast<PlaceIndex>(chain); }
   int64_t bytes_of_use(const Consumption& use) const;
-  // Of equal uses, in the order in which they were made: the first that this pass has not reached, and the last.
+  // Of equal uses, in the order in which they were made: the first that this pass has not reached; if none, the last.
   struct Siblings {
     PlaceIndex unreached = kUnknown;
     PlaceIndex last = kUnknown;
   };
   Siblings siblings_of(const Consumption& use) const;
+  PlaceIndex last_of(const Consumption& use) const;
   PlaceIndex place_of(const Consumption& use, PlaceIndex predicted);
   PlaceIndex before_of(const Consumption& use, PlaceIndex last) const;
   PlaceIndex make_place(const Consumption& use, PlaceIndex last, PlaceIndex before);
