@@ -12,6 +12,7 @@
 #include "base/fail.h"
 #include "collective/group.h"
 #include "collective/movement/memory_reader.h"
+#include "collective/movement/sequence.h"
 #include "etp_values.h"
 #include "tessera/store.h"
 #include "waiting.h"
@@ -149,6 +150,12 @@ void read(MemoryReader& reader, const std::vector<ReadTuple>& tuples) {
 }
 
 void bind_reader(nb::module_& module) {
+  module.def(
+      "set_sequence",
+      [](uintptr_t address, uint64_t count) { collective::set_sequence(*at_address<uint64_t>(address), count); },
+      nb::arg("address"), nb::arg("count"),
+      "Stores the count of what other processes read meanwhile, odd while it is written: they see it behind all that "
+      "this thread has written, and before all that it writes next.");
   nb::class_<MemoryReader>(module, "MemoryReader",
                            "Reads what the ranks of a group have in their memory, where they say that it is.")
       .def("__init__", form_reader, nb::arg("group"), nb::arg("threads") = 0, "Collective.")
@@ -162,7 +169,8 @@ void bind_reader(nb::module_& module) {
           },
           nb::arg("address"), nb::arg("bytes"),
           "(arena, offset) for peers. If private memory cannot be read, it must be shared_bytes().")
-      .def("read", read, nb::arg("reads"), "Copies each (rank, arena, offset, bytes, address here).");
+      .def("read", read, nb::arg("reads"),
+           "Copies each (rank, arena, offset, bytes, address here). A later call reads nothing that is older.");
 }
 
 }  // namespace

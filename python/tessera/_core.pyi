@@ -900,6 +900,11 @@ class ShardGroup:
     @property
     def size(self) -> int: ...
 
+def set_sequence(address: int, count: int) -> None:
+    """
+    Stores the count of what other processes read meanwhile, odd while it is written: they see it behind all that this thread has written, and before all that it writes next.
+    """
+
 class MemoryReader:
     """
     Reads what the ranks of a group have in their memory, where they say that it is.
@@ -920,7 +925,9 @@ class MemoryReader:
         """
 
     def read(self, reads: Sequence[tuple[int, int, int, int, int]]) -> None:
-        """Copies each (rank, arena, offset, bytes, address here)."""
+        """
+        Copies each (rank, arena, offset, bytes, address here). A later call reads nothing that is older.
+        """
 
 def etp_norms(group: ShardGroup, parts: Sequence[tuple[int, int, int, int, str, int, int]], order: float, together: bool) -> list[float]:
     """

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <vector>
 
 #include "base/testing.h"
@@ -59,6 +60,78 @@ TEST(RuntimeTest, AWeightIsGatheredUsedReducedAndUpdated) {
     EXPECT_EQ(report.prefetched, 8);
     EXPECT_EQ(report.rounds, 6);
   });
+}
+
+// What has been gathered by the caller, and ahead, since the start.
+std::array<int64_t, 2> gathered(const Runtime& runtime) {
+  const RuntimeReport report = runtime.report();
+  return {report.on_demand, report.prefetched};
+}
+
+TEST(RuntimeTest, TheFirstStepIsPrefetchedFromItsSecondMicroBatchOn) {
+  run_ranks(2, [](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    std::vector<WeightId> weights;
+    for (const char* name : {"a", "b", "c"}) weights.push_back(runtime.add({.name = name, .rows = 64, .columns = 8}));
+    for (const WeightId w : weights) fill_shard(runtime, w, 1);
+    runtime.start();
+    const auto pass = [&](int micro_batch, int64_t version) {
+      for (const WeightId w : weights)
+        EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kForward, {.micro_batch = micro_batch}), w, version), 0);
+      for (const WeightId w : {weights[2], weights[1], weights[0]}) {
+        const Use use{.micro_batch = micro_batch, .version = version};
+        EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kBackward, use), w, version), 0);
+        produce_ones(runtime, w, 1, micro_batch);
+      }
+    };
+    pass(0, 1);
+    EXPECT_EQ(gathered(runtime), (std::array<int64_t, 2>{6, 0}));
+    pass(1, 1);
+    EXPECT_EQ(gathered(runtime), (std::array<int64_t, 2>{7, 5}));
+    pass(2, 1);
+    EXPECT_EQ(gathered(runtime), (std::array<int64_t, 2>{7, 11}));
+    EXPECT_EQ(runtime.report().mispredicted, 0);
+    runtime.update(weights, [&] {
+      for (const WeightId w : weights) fill_shard(runtime, w, 2);
+    });
+    EXPECT_EQ(runtime.report().mispredicted, 1);  // of a fourth micro-batch, which is not read with the rows of another
+    for (int micro_batch = 0; micro_batch < 3; ++micro_batch) pass(micro_batch, 2);
+    EXPECT_EQ(gathered(runtime), (std::array<int64_t, 2>{7, 29}));
+    EXPECT_EQ(runtime.report().mispredicted, 1);
+  });
+}
+
+TEST(RuntimeTest, MicroBatchesOfAFirstStepMayDifferFromEachOtherAndBetweenRanks) {
+  const std::vector<std::vector<std::vector<size_t>>> programs{
+      {{0, 1, 2, 3}, {0, 2, 3}, {0, 1, 1, 3, 2}, {}, {0, 1, 2, 3}},
+      {{0, 1, 2, 3}, {3, 2, 1, 0}, {0}, {0, 1, 2, 3, 0, 1}, {2}},
+      {{1}, {0, 1, 2, 3}, {0, 1, 2, 3}, {2, 3, 2, 3}, {2, 3, 2, 3, 2, 3}}};
+  for (const int distance : {1, 2, 5})
+    run_ranks(3, [&](ShardGroup group) {
+      RuntimeOptions options = prefetching();
+      options.distance = distance;
+      Runtime runtime(group, options);
+      std::vector<WeightId> weights;
+      for (const char* name : {"a", "b", "c", "d"})
+        weights.push_back(runtime.add({.name = name, .rows = 40, .columns = 4}));
+      for (const WeightId w : weights) fill_shard(runtime, w, 1);
+      runtime.start();
+      for (int64_t version = 1; version <= 3; ++version) {
+        const auto& program = programs[static_cast<size_t>(group.rank() + version) % programs.size()];
+        for (size_t position = 0; position < program.size(); ++position)
+          for (const size_t i : program[position]) {
+            const FullWeight full =
+                runtime.acquire(weights[i], Phase::kForward, {.micro_batch = static_cast<int>(position)});
+            EXPECT_EQ(wrong_elements(full, weights[i], version), 0);
+          }
+        runtime.update(weights, [&] {
+          for (const WeightId w : weights) fill_shard(runtime, w, version + 1);
+        });
+      }
+      const RuntimeReport report = runtime.report();
+      EXPECT_EQ(report.consumptions, report.on_demand + report.prefetched);
+      EXPECT_GT(report.prefetched, 0);
+    });
 }
 
 }  // namespace

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import threading
 import time
 import weakref
 from typing import Any
@@ -88,7 +87,6 @@ class SharedStates:
         self._depth = 0
         self._count = 0
         self._process = os.getpid()
-        self._order = threading.Lock()
         board = self._add_board(_ENTRIES)
         place = torch.tensor(self._reader.refer(board.ctypes.data, board.nbytes), dtype=torch.int64)
         told = core.exchange("where states are told", place.numpy().tobytes())
@@ -135,10 +133,10 @@ class SharedStates:
 
     def _next_count(self) -> None:
         self._count += 1
-        with self._order:  # what was written before is there before the count
-            pass
-        with self._order:
-            self._head[_COUNT] = self._count
+        self._show_count()
+
+    def _show_count(self) -> None:
+        _core.set_sequence(self._head[_COUNT:].ctypes.data, self._count)
 
     @property
     def count(self) -> int:
@@ -149,8 +147,7 @@ class SharedStates:
         """End an update that may have begun, or ended, on some ranks only. `count` is the largest of all ranks."""
         self._depth = 0
         self._count = count + count % 2
-        with self._order:
-            self._head[_COUNT] = self._count
+        self._show_count()
 
     def place(self, number: int, key: str, rows: torch.Tensor) -> tuple[torch.Tensor, SharedRows] | None:
         """Return rows in shared memory, with these values, of a state that all ranks make now of weight `number`. None:

@@ -70,6 +70,34 @@ def test_without_async_reduction_weights_are_inputs_of_autograd() -> None:
         assert found == {"whole": True, "layer": True}
 
 
+def _counted(model: Any) -> tuple[int, int, int]:
+    report = etp.report(model)
+    return report.on_demand, report.prefetched, report.mispredicted
+
+
+def _first_step(rank: int) -> list[Any]:
+    found: list[Any] = []
+    with etp.init_group(timeout=30) as group, configured(prefetch="on", map_weights=False):
+        run = Run(2, rank, group)
+        model = run.sharded(built())
+        for _ in range(3):
+            before = _counted(model)
+            run.backward(model)
+            found.append(tuple(now - then for now, then in zip(_counted(model), before, strict=True)))
+        adamw(model.parameters()).step()
+        found.append(_counted(model)[2])
+    return found
+
+
+def test_a_first_step_is_prefetched_from_its_second_micro_batch_on() -> None:
+    for first, second, third, mispredicted in launch(_first_step, 2):
+        uses = first[0]
+        assert first == (uses, 0, 0) and uses > 4
+        assert second == (1, uses - 1, 0)  # its beginning is not expected yet
+        assert third == (0, uses, 0)
+        assert mispredicted == 1  # that of a fourth one
+
+
 def _written_outside(rank: int) -> str:
     with etp.init_group(timeout=30) as group, configured(check=True):
         model = etp.shard_module_(built(), group)

@@ -8,6 +8,7 @@
 #include "base/fields.h"
 #include "base/mutex.h"
 #include "base/process.h"
+#include "collective/movement/sequence.h"
 #include "transport/peer_memory.h"
 #include "transport/transport.h"
 
@@ -148,6 +149,7 @@ void MemoryReader::read(std::span<const MemoryRead> reads) {
   for (size_t i = 1; i < jobs.size(); ++i) pool_->submit(jobs[i]);
   jobs.front().run({});
   const Status status = finish.wait();
+  read_in_order();
   if (!status.ok()) throw Error(status.code(), status.message());
 }
 

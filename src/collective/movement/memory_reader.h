@@ -44,8 +44,8 @@ class MemoryReader {
   // block of SharedHeap::process(), or it throws kInvalidArgument.
   MemoryRef refer(const void* data, size_t bytes) const;
 
-  // Copies all of it; blocks. Throws kPeerLost if a rank has died, or has no memory there any more: part of it may have
-  // been written then.
+  // Copies all of it; blocks. A later call of this thread reads nothing that is older than what this one has read.
+  // Throws kPeerLost if a rank has died, or has no memory there any more: part of it may have been written then.
   void read(std::span<const MemoryRead> reads);
 
  private:

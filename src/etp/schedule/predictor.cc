@@ -115,28 +115,87 @@ void Predictor::new_pass() {
   ++pass_;
 }
 
+Predictor::Siblings Predictor::siblings_of(const Consumption& use) const {
+  Siblings found;
+  const auto first = first_places_.find(use);
+  for (PlaceIndex at = first == first_places_.end() ? kUnknown : first->second; is_place(at);
+       at = places_[at].sibling) {
+    if (places_[at].pass != pass_) return {.unreached = at};
+    found.last = at;
+  }
+  return found;
+}
+
+Predictor::PlaceIndex Predictor::last_of(const Consumption& use) const {
+  const auto first = first_places_.find(use);
+  if (first == first_places_.end()) return kUnknown;
+  PlaceIndex last = first->second;
+  while (is_place(places_[last].sibling)) last = places_[last].sibling;
+  return last;
+}
+
 // The predicted place if it fits, else the first of this use that the pass has not reached, else a new one.
 Predictor::PlaceIndex Predictor::place_of(const Consumption& use, PlaceIndex predicted) {
-  if (is_place(predicted) && places_[predicted].use == use) return predicted;
-  const auto first = first_places_.find(use);
-  PlaceIndex last = kUnknown;
-  for (PlaceIndex at = first == first_places_.end() ? kUnknown : first->second; at != kUnknown;
-       at = places_[at].sibling) {
-    if (places_[at].pass != pass_) return at;
-    last = at;
-  }
-  if (last != kUnknown && use.micro_batch == kEvaluation && !passes_are_told_) {
+  const bool evaluates = use.micro_batch == kEvaluation;
+  if (is_place(predicted) && places_[predicted].use == use && (evaluates || places_[predicted].pass != pass_))
+    return predicted;
+  const Siblings siblings = siblings_of(use);
+  if (is_place(siblings.unreached)) return siblings.unreached;
+  if (is_place(siblings.last) && evaluates && !passes_are_told_) {
     ++pass_;
-    return first->second;
+    return first_places_.at(use);
   }
-  if (places_.size() >= kMaxPlaces) return last;
+  if (places_.size() >= kMaxPlaces) return siblings.last;
+  return make_place(use, siblings.last, before_of(use, siblings.last));
+}
+
+// Where the next place of a use, whose places end with `last`, has been one micro-batch earlier.
+Predictor::PlaceIndex Predictor::before_of(const Consumption& use, PlaceIndex last) const {
+  PlaceIndex before = kUnknown;
+  if (is_place(last)) {
+    if (is_place(places_[last].before)) before = places_[places_[last].before].sibling;
+  } else if (use.micro_batch > 0 && use.micro_batch != kEvaluation) {
+    Consumption earlier = use;
+    --earlier.micro_batch;
+    const auto first = first_places_.find(earlier);
+    if (first != first_places_.end()) before = first->second;
+  }
+  while (is_place(before) && is_place(places_[before].after)) before = places_[before].sibling;
+  return before;
+}
+
+Predictor::PlaceIndex Predictor::make_place(const Consumption& use, PlaceIndex last, PlaceIndex before) {
   const auto made = static_cast<PlaceIndex>(places_.size());
-  places_.push_back({.use = use});
-  if (last == kUnknown)
-    first_places_.emplace(use, made);
-  else
+  places_.push_back({.use = use, .before = before});
+  if (is_place(last))
     places_[last].sibling = made;
+  else
+    first_places_.emplace(use, made);
+  if (is_place(before)) places_[before].after = made;
   return made;
+}
+
+// Predicts what follows a place from which nothing has followed yet, as it went one micro-batch earlier.
+void Predictor::expect_as_before(PlaceIndex place) {
+  const PlaceIndex before = places_[place].before;
+  if (!is_place(before) || !is_place(places_[before].next)) return;
+  const PlaceIndex followed = places_[before].next;
+  Consumption use = places_[followed].use;
+  if (use.micro_batch == kEvaluation) {  // which has no micro-batches
+    places_[place].next = followed;
+    return;
+  }
+  ++use.micro_batch;
+  const bool has_room = places_.size() < kMaxPlaces;
+  PlaceIndex expected = places_[followed].after;
+  if (!is_place(expected)) {
+    if (has_room) expected = make_place(use, last_of(use), followed);
+  } else if (places_[expected].pass == pass_) {
+    const Siblings siblings = siblings_of(use);
+    expected = siblings.unreached;
+    if (!is_place(expected) && has_room) expected = make_place(use, siblings.last, before_of(use, siblings.last));
+  }
+  places_[place].next = expected;
 }
 
 void Predictor::move_to(ChainState& chain, PlaceIndex place) {
@@ -149,9 +208,13 @@ void Predictor::move_to(ChainState& chain, PlaceIndex place) {
 // The predicted uses within reach, where they are known.
 void Predictor::look_ahead(const ChainState& chain) {
   ahead_.clear();
-  PlaceIndex at = places_[chain.cursor].next;
-  for (int step = 1; is_place(at) && step <= options_.farthest(); ++step, at = places_[at].next)
+  PlaceIndex at = chain.cursor;
+  for (int step = 1; step <= options_.farthest(); ++step) {
+    if (places_[at].next == kUnknown) expect_as_before(at);
+    at = places_[at].next;
+    if (!is_place(at)) return;
     if (step <= options_.reach(costs_[places_[at].use.weight].experts)) ahead_.push_back(at);
+  }
 }
 
 // The prefetch of this very place, or else one of the same plane.

@@ -3,8 +3,10 @@
 //
 // What followed a use (its weight, plane, phase and micro-batch position) last time is predicted to follow again. A
 // weight that is used several times in a pass has a place in the order for each; passes are told apart by update() and
-// new_pass(). A use that was not predicted is gathered on demand; prefetches that no longer lie ahead are dropped, and
-// from then on the new order is predicted. A prefetch serves any use of the same weight and plane.
+// new_pass(). After a use that has no last time, what followed it in the micro-batch before is predicted: a step that
+// is the first with several micro-batches is prefetched from the second one on. A use that was not predicted is
+// gathered on demand; prefetches that no longer lie ahead are dropped, and from then on the new order is predicted. A
+// prefetch serves any use of the same weight and plane.
 #pragma once
 
 #include <array>
@@ -92,6 +94,8 @@ class Predictor {
     PlaceIndex next = kUnknown;
     PlaceIndex prev = kUnknown;
     PlaceIndex sibling = kUnknown;  // the next place of an equal use
+    PlaceIndex before = kUnknown;   // that of the same use one micro-batch earlier
+    PlaceIndex after = kUnknown;    // and one later
     uint64_t pass = 0;              // it was reached last in this pass
   };
   struct Issued {
@@ -109,7 +113,17 @@ class Predictor {
   bool is_place(PlaceIndex index) const { return index < places_.size(); }
   static PlaceIndex start_of(size_t chain) { return static_cast<PlaceIndex>(chain); }
   int64_t bytes_of_use(const Consumption& use) const;
+  // Of equal uses, in the order in which they were made: the first that this pass has not reached; if none, the last.
+  struct Siblings {
+    PlaceIndex unreached = kUnknown;
+    PlaceIndex last = kUnknown;
+  };
+  Siblings siblings_of(const Consumption& use) const;
+  PlaceIndex last_of(const Consumption& use) const;
   PlaceIndex place_of(const Consumption& use, PlaceIndex predicted);
+  PlaceIndex before_of(const Consumption& use, PlaceIndex last) const;
+  PlaceIndex make_place(const Consumption& use, PlaceIndex last, PlaceIndex before);
+  void expect_as_before(PlaceIndex place);
   void move_to(ChainState& chain, PlaceIndex place);
   void look_ahead(const ChainState& chain);
   std::optional<uint64_t> take(ChainState& chain, PlaceIndex place, const Consumption& use);
