@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -102,3 +103,18 @@ def suspend() -> Callable[[], None]:
         set_eval_frame(callback)
 
     return go_on
+
+
+@contextlib.contextmanager
+def uncompiled_calls() -> Iterator[None]:
+    """Have compiled functions that are called here, with fullgraph=True, too, run as they are written, as an
+    optimiser's step may compile parts of itself."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextlib.contextmanager
+def compiled_calls() -> Iterator[None]:
+    """Have compiled functions run compiled again, within uncompiled_calls()."""
+    with torch.compiler.set_stance("default"):
+        yield

@@ -14,8 +14,8 @@ from .._errors import InvalidArgumentError
 from .store import Store
 
 _NUMBER = (
-    "int index float lt le gt ge add radd sub rsub mul rmul mod rmod floordiv rfloordiv divmod and rand or ror xor rxor "
-    "lshift rshift neg invert format"
+    "int index float lt le gt ge add radd sub rsub mul rmul mod rmod floordiv rfloordiv divmod and rand or ror xor "
+    "rxor lshift rshift neg invert format"
 )
 
 

@@ -21,7 +21,7 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..._errors import InvalidArgumentError
-from .._compile import left_out, suspend
+from .._compile import compiled_calls, left_out, suspend, uncompiled_calls
 from .._model import models_of_this_process
 from .._refusals import require_same_ranks
 from .._telling import collective
@@ -245,8 +245,9 @@ def _run(
         _cut_loaded_states(optimizer, updates)
         batch.optimizers[id(optimizer)] = optimizer
         if closure is not None:
-            args, kwargs = _with_closure(_averaged(closure, updates), args, kwargs)
-        return step(optimizer, *args, **kwargs)
+            args, kwargs = _with_closure(_averaged(compiled_calls()(closure), updates), args, kwargs)
+        with uncompiled_calls():
+            return step(optimizer, *args, **kwargs)
     handed = HandedOver(optimizer, updates, batch, way is _Way.ROWS or counts_writes(type(optimizer)))
     promise = Promise.of(step, optimizer) if way is _Way.PROMISED else None
 
