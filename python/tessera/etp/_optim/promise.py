@@ -13,6 +13,7 @@ from ..._errors import InvalidArgumentError
 from .._weights.weight import Weight
 from ..tensor import LogicalTensor, is_sharded
 from .batch import Updates
+from .rows import require_plain_state
 
 _kept: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 _OF_UPDATE = 1e-3  # of the largest element of an update: rounding of rows and of the whole may differ
@@ -66,6 +67,9 @@ class Promise:
             cut(gradient),
             {key: cut(value) if is_sharded(state[key]) else value for key, value in wholes.items()},
         )
+        for key, value in states.items():
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                require_plain_state(weight, key, value)
         pairs = {"the parameter": (rows, whole, before)}
         for key, value in states.items():
             if isinstance(value, torch.Tensor) and value.shape == weight.shape:
