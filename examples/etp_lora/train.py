@@ -13,9 +13,11 @@ import transformers
 from tessera import etp
 
 TEXT = b"She sells sea shells by the sea shore. The shells she sells are sea shells, I am sure. " * 8
-STEPS, MICRO_BATCHES, LENGTH = 40, 4, 64
+STEPS, MICRO_BATCHES, LENGTH = 40, 6, 64  # of a step, over all ranks
 rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
 torch.set_num_threads(1)
+if MICRO_BATCHES % world:
+    sys.exit(f"{MICRO_BATCHES} micro-batches are not divided by {world} ranks, which make as many backward passes each")
 
 
 def say(text: str) -> None:
@@ -48,9 +50,9 @@ if world > 1:
     torch.distributed.init_process_group("gloo")
     etp.shard_module_(base, etp.init_group())
 torch.manual_seed(1)  # the same adapters on all ranks
-config = peft.LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"])
+config = peft.LoraConfig(r=8, lora_alpha=32, target_modules=["q_proj", "v_proj"], modules_to_save=["lm_head"])
 model = peft.get_peft_model(base, config)
-optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
+optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=3e-3)
 
 for step in range(STEPS):
     total = torch.zeros(())

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +20,7 @@ from tessera import etp
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+EXAMPLE = pathlib.Path(__file__).resolve().parents[4] / "examples" / "etp_lora"
 WORDS = 128
 STEPS = 20
 
@@ -192,3 +196,18 @@ def test_an_adapter_is_that_of_one_process(world: int, kind: str, options: str, 
     with tempfile.TemporaryDirectory() as folder:
         for files in launch(life, world, world, kind, options, before, folder):
             assert files == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_the_example_prints_what_its_page_says(tmp_path: pathlib.Path) -> None:
+    program = str(EXAMPLE / "train.py")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for block, command in enumerate(([*launcher, program], [program])):
+        done = subprocess.run(
+            [sys.executable, *command, str(tmp_path / str(block))], stdout=subprocess.PIPE, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stdout
+        *expected, last = re.findall(r"```\n(step.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)[
+            block
+        ].splitlines()
+        assert [line for line in expected if line not in done.stdout.splitlines()] == []
+        assert last.rpartition(" ")[0] in done.stdout  # without the difference, which is rounding
