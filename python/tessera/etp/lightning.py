@@ -17,6 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from .._errors import InvalidArgumentError
 from ._group import init_group
 from ._shard import shard_module_
+from .digests import is_plain_tensor
 from .tensor import LogicalTensor
 
 __all__ = ["ETPStrategy"]
@@ -25,8 +26,8 @@ __all__ = ["ETPStrategy"]
 class ETPStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not there where types are checked
     """Train a LightningModule whose weights are sharded over all processes of the Trainer, which are on one host.
 
-    The module is sharded when fit() sets it up: behind configure_model() and before configure_optimizers(). One that
-    configure_model() has sharded is left as it is. It stays sharded after fit(): its state_dict() reads as the whole.
+    The module is sharded when fit() sets it up: behind configure_model() and before configure_optimizers(), with the
+    values that rank 0 has. One that configure_model() has sharded is left as it is. It stays sharded after fit(): its state_dict() reads as the whole.
     After the import of this module, `Trainer(strategy="etp")` makes one without options.
 
     Args:
@@ -46,12 +47,22 @@ class ETPStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not there 
         self._shard = dict(shard or {})
 
     def configure_ddp(self) -> None:
-        """Shard the module, which Lightning would wrap here. Collective."""
+        """Shard the module, which Lightning would wrap here, with rank 0's values, as that does. Collective."""
         if self.num_nodes > 1:
             raise InvalidArgumentError(f"ETPStrategy on {self.num_nodes} nodes: the ranks of a group are on one host")
         assert isinstance(self.model, torch.nn.Module)
         if not any(isinstance(parameter, LogicalTensor) for parameter in self.model.parameters()):
+            self._broadcast(self.model)
             shard_module_(self.model, init_group(), **self._shard)
+
+    def _broadcast(self, module: torch.nn.Module) -> None:
+        """Give all ranks rank 0's parameters and buffers: programs need not seed them alike."""
+        for tensor in (*module.parameters(), *module.buffers()):
+            if not tensor.is_meta and is_plain_tensor(tensor):
+                values = tensor.detach().contiguous()
+                torch.distributed.broadcast(values, 0)
+                if values.data_ptr() != tensor.data_ptr():
+                    tensor.detach().copy_(values)
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:

@@ -54,13 +54,13 @@ class Batches(torch.utils.data.Sampler[list[int]]):
         return self.count // BATCH
 
 
-def make_module(shards_itself: bool = False, bias: bool = True) -> Any:
+def make_module(shards_itself: bool = False, bias: bool = True, seed: int = 0) -> Any:
     import lightning
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             self.net = torch.nn.Sequential(
                 torch.nn.Linear(32, 128, bias=bias),
                 torch.nn.GELU(),
@@ -148,7 +148,7 @@ def trained(rank: int, world: int, strategy: str, folder: str) -> dict[str, Any]
         trainer.fit(module, *loaders(rank, world))
         found["uninterrupted"] = whole_weights(module), trainer.callback_metrics["loss"].item()
     if strategy != "ddp":  # DistributedDataParallel has nothing to do
-        module = make_module(bias=False)
+        module = make_module(bias=False, seed=rank)  # all ranks take rank 0's weights
         trainer = make_trainer(pathlib.Path(folder) / "no biases", world, strategy_of(strategy), 1)
         trainer.fit(module, *loaders(rank, world))
         found["no biases"] = whole_weights(module), trainer.callback_metrics["loss"].item()
