@@ -27,8 +27,9 @@ class ETPStrategy(DDPStrategy):  # type: ignore[misc]  # Lightning is not there 
     """Train a LightningModule whose weights are sharded over all processes of the Trainer, which are on one host.
 
     The module is sharded when fit() sets it up: behind configure_model() and before configure_optimizers(), with the
-    values that rank 0 has. One that configure_model() has sharded is left as it is. It stays sharded after fit(): its state_dict() reads as the whole.
-    After the import of this module, `Trainer(strategy="etp")` makes one without options.
+    values that rank 0 has. One that configure_model() has sharded is left as it is. It stays sharded after fit(): its
+    state_dict() reads as the whole. After the import of this module, `Trainer(strategy="etp")` makes one without
+    options.
 
     Args:
         shard: Options of shard_module_(), such as {"formats": {".*": "bf16"}}.

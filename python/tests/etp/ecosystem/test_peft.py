@@ -203,7 +203,7 @@ def test_the_example_prints_what_its_page_says(tmp_path: pathlib.Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     for block, command in enumerate(([*launcher, program], [program])):
         done = subprocess.run(
-            [sys.executable, *command, str(tmp_path / str(block))], stdout=subprocess.PIPE, text=True, timeout=600
+            [sys.executable, *command, str(tmp_path / str(block))], stdout=subprocess.PIPE, text=True, timeout=900
         )
         assert done.returncode == 0, done.stdout
         *expected, last = re.findall(r"```\n(step.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)[
