@@ -113,8 +113,20 @@ def uncompiled_calls() -> Iterator[None]:
         yield
 
 
+def stance() -> Any:
+    """Return what the program has told the compiler to do with compiled functions (torch.compiler.set_stance)."""
+    from torch._dynamo import eval_frame
+
+    return eval_frame._stance  # which nothing public tells
+
+
 @contextlib.contextmanager
-def compiled_calls() -> Iterator[None]:
-    """Have compiled functions run compiled again, within uncompiled_calls()."""
-    with torch.compiler.set_stance("default"):
+def calls_by(known: Any) -> Iterator[None]:
+    """Have compiled functions run as a stance says, also within uncompiled_calls()."""
+    from torch._dynamo import eval_frame
+
+    before = eval_frame._set_stance(known)
+    try:
         yield
+    finally:
+        eval_frame._set_stance(before)

@@ -21,7 +21,7 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..._errors import InvalidArgumentError
-from .._compile import compiled_calls, left_out, suspend, uncompiled_calls
+from .._compile import calls_by, left_out, stance, suspend, uncompiled_calls
 from .._model import models_of_this_process
 from .._refusals import require_same_ranks
 from .._telling import collective
@@ -245,7 +245,7 @@ def _run(
         _cut_loaded_states(optimizer, updates)
         batch.optimizers[id(optimizer)] = optimizer
         if closure is not None:
-            args, kwargs = _with_closure(_averaged(compiled_calls()(closure), updates), args, kwargs)
+            args, kwargs = _with_closure(_averaged(calls_by(stance())(closure), updates), args, kwargs)
         with uncompiled_calls():
             return step(optimizer, *args, **kwargs)
     handed = HandedOver(optimizer, updates, batch, way is _Way.ROWS or counts_writes(type(optimizer)))
