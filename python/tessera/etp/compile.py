@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -102,3 +103,30 @@ def suspend() -> Callable[[], None]:
         set_eval_frame(callback)
 
     return go_on
+
+
+@contextlib.contextmanager
+def uncompiled_calls() -> Iterator[None]:
+    """Have compiled functions that are called here, with fullgraph=True, too, run as they are written, as an
+    optimiser's step may compile parts of itself."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def stance() -> Any:
+    """Return what the program has told the compiler to do with compiled functions (torch.compiler.set_stance)."""
+    from torch._dynamo import eval_frame
+
+    return eval_frame._stance  # which nothing public tells
+
+
+@contextlib.contextmanager
+def calls_by(known: Any) -> Iterator[None]:
+    """Have compiled functions run as a stance says, also within uncompiled_calls()."""
+    from torch._dynamo import eval_frame
+
+    before = eval_frame._set_stance(known)
+    try:
+        yield
+    finally:
+        eval_frame._set_stance(before)

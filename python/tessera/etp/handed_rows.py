@@ -17,6 +17,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from .._errors import InvalidArgumentError, MismatchError
 from .batch import Batch, Updates
+from .digests import is_plain_tensor
 from .parameter import LogicalParameter
 from .store import agree, digest_of, refuse_difference
 from .telling import known
@@ -133,6 +134,7 @@ class HandedOver:
                         known.store.move_stamp(self._stamp)  # ranks have agreed on what it comes from
                     state[key] = known
                 elif isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == row.shape:
+                    require_plain_state(weight, key, value)
                     state[key] = weight.state_of(key, value)
                     state[key].store.written(self._stamp)
             self._optimizer.state[parameter] = state
@@ -188,11 +190,24 @@ def _rows_parameter(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.etp.row_parameter
 
 
+def require_plain_state(weight: Weight, key: str, value: torch.Tensor) -> None:
+    """Throw if a state is of another package's class, such as a quantised one."""
+    if not is_plain_tensor(value):
+        raise InvalidArgumentError(
+            f"the state {key!r} of sharded {weight.name} is {type(value).__name__}, of which there are no rows: leave "
+            "allow_optimizer() out, with which its steps are right, on whole tensors"
+        )
+
+
 def logical_state(weight: Weight, key: str, value: torch.Tensor) -> LogicalTensor | None:
     """Return a state as one that goes along with a weight; None: it does not."""
     spec = weight.store.spec
     if is_sharded(value):
         if value.rows is not None and not value.chain and spec.is_like(value.spec):
+            if not value.store.kept:  # a program has made it outside of steps, as wrappers do
+                kept = weight.state_of(key, value.rows)
+                kept.store.written(value.store.stamp)
+                value.become(kept)
             return value
     elif value.shape != weight.shape:
         if value.shape == weight.row_parameter.shape:
@@ -201,6 +216,8 @@ def logical_state(weight: Weight, key: str, value: torch.Tensor) -> LogicalTenso
                 f"weight is {tuple(weight.shape)}: load whole tensors, or what optimizer.state_dict() gives"
             )
         return None
+    if not isinstance(value, LogicalTensor):
+        require_plain_state(weight, key, value)
     whole = value.whole() if isinstance(value, LogicalTensor) else value
     what = f"the state {key!r} of sharded {weight.name}"
     if not agree(weight.store, what, digest_of([whole])):

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .._errors import InvalidArgumentError
 from .batch import Batch, Updates, refuse_damaged
-from .compile import left_out, suspend
+from .compile import calls_by, left_out, stance, suspend, uncompiled_calls
 from .handed_rows import HandedOver, counts_writes, logical_state
 from .matrix import Model
 from .model import models_of_this_process
@@ -245,8 +245,9 @@ def _run(
         _cut_loaded_states(optimizer, updates)
         batch.optimizers[id(optimizer)] = optimizer
         if closure is not None:
-            args, kwargs = _with_closure(_averaged(closure, updates), args, kwargs)
-        return step(optimizer, *args, **kwargs)
+            args, kwargs = _with_closure(_averaged(calls_by(stance())(closure), updates), args, kwargs)
+        with uncompiled_calls():
+            return step(optimizer, *args, **kwargs)
     handed = HandedOver(optimizer, updates, batch, way is _Way.ROWS or counts_writes(type(optimizer)))
     promise = Promise.of(step, optimizer) if way is _Way.PROMISED else None
 

@@ -116,8 +116,8 @@ class LogicalParameter(LogicalTensor, torch.nn.Parameter):
                 "model before shard_module_() or after unshard_(); etp.whole(p) can be copied to any device"
             )
 
-    def _memory(self, what: str) -> torch.Tensor:
-        raise self._without_memory(what)
+    def _has_memory(self) -> bool:
+        return False
 
     def get_padded_shard(self) -> torch.Tensor:
         """Return this rank's rows and zeros, as many as every rank has: the rows themselves where nothing is padded."""

@@ -11,6 +11,7 @@ import torch
 
 from .._errors import InvalidArgumentError
 from .batch import Updates
+from .handed_rows import require_plain_state
 from .tensor import LogicalTensor, is_sharded
 from .weight import Weight
 
@@ -66,6 +67,9 @@ class Promise:
             cut(gradient),
             {key: cut(value) if is_sharded(state[key]) else value for key, value in wholes.items()},
         )
+        for key, value in states.items():
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                require_plain_state(weight, key, value)
         pairs = {"the parameter": (rows, whole, before)}
         for key, value in states.items():
             if isinstance(value, torch.Tensor) and value.shape == weight.shape:

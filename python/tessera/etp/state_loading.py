@@ -19,6 +19,7 @@ import torch
 from .._errors import InvalidArgumentError, MismatchError
 from .chunks import whole_shape
 from .compile import left_out
+from .digests import comparable_digest, is_plain_tensor
 from .matrix import Model
 from .parameter import LogicalParameter
 from .parts import WholePart
@@ -154,13 +155,16 @@ class _Plan:
         told = []
         for place, entry in enumerate(self._entries):
             if not entry.on_rows:
+                if _is_opaque(entry.value):
+                    told.append((entry.name, comparable_digest(entry.value)))
+                    continue
                 whole = _whole(entry.value, entry.weight)
                 self._wholes[place] = whole
                 told.append((entry.name, digest_of([whole])[:16].hex()))
         return told
 
     def state(self) -> State:
-        """Return a state whose tensors have memory of their own."""
+        """Return a state whose tensors have memory of their own, but for those of other packages' classes."""
         for place, entry in enumerate(self._entries):
             into = self._states[entry.number]
             for key in entry.path[:-1]:
@@ -170,6 +174,8 @@ class _Plan:
 
     def _loaded(self, place: int, entry: _Entry) -> torch.Tensor:
         weight, key = entry.weight, str(entry.path[-1])
+        if _is_opaque(entry.value):
+            return entry.value
         if isinstance(weight, Weight):
             rows = _rows(entry.value, weight) if entry.on_rows else weight.store.spec.cut(self._wholes[place])
             dtype = weight.dtype if key != "step" else rows.dtype
@@ -235,6 +241,8 @@ def _entry_of(
     name: str,
 ) -> _Entry:
     weight: Any = held_of("", parameter)
+    if _is_opaque(value):
+        return _Entry(number, path, value, None, False, name)
     if weight is None:
         if shapes_are_parameters(optimizer) and value.shape != parameter.shape:
             raise _unlike(name, value, parameter.shape)
@@ -244,6 +252,12 @@ def _entry_of(
     if shapes_are_parameters(optimizer) or value.shape == weight.local.shape or value.shape == _shape_of_rows(weight):
         raise _unlike(name, value, whole_shape(weight))
     return _Entry(number, path, value, None, False, name)
+
+
+def _is_opaque(value: torch.Tensor) -> bool:
+    """Tell whether a tensor is of another package's class, such as a quantised state, whose rows nobody can cut."""
+    known = isinstance(value, LogicalTensor | UncutState) or hasattr(value, "full_tensor")
+    return not known and not is_plain_tensor(value)
 
 
 def _unlike(name: str, value: torch.Tensor, shape: torch.Size) -> InvalidArgumentError:

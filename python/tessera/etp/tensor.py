@@ -15,6 +15,7 @@ import torch
 from torch._C import _disabled_torch_function_impl
 
 from .._errors import InvalidArgumentError
+from .address import Address
 from .chunks import chunk_list, shard_at, write_items
 from .compile import opaque
 from .store import Spec, Store, agree, digest_of, refuse_difference
@@ -250,8 +251,12 @@ class LogicalTensor(torch.Tensor):
         with torch.no_grad():
             return self.whole().detach()
 
-    def data_ptr(self) -> int:
-        return self._memory("data_ptr()").data_ptr()
+    def data_ptr(self) -> Any:
+        """Return the address of all of a value of a state_dict(); of others one that can be compared, whose number is
+        refused."""
+        if self._has_memory():
+            return self._memory("data_ptr()").data_ptr()
+        return Address(self.store, int(self.storage_offset()), self._without_memory("data_ptr()"))
 
     def untyped_storage(self) -> Any:
         return self._memory("untyped_storage()").untyped_storage()
@@ -259,10 +264,13 @@ class LogicalTensor(torch.Tensor):
     def storage(self) -> Any:
         return self._memory("storage()").storage()  # type: ignore[no-untyped-call]
 
+    def _has_memory(self) -> bool:
+        return self.store.saved and self.store.own is None
+
     def _memory(self, what: str) -> torch.Tensor:
         """Return a plain tensor with all of a value of a state_dict(), to be read, which is kept with it: programs
         that save it ask for its memory. Its values are those of the first call."""
-        if not self.store.saved or self.store.own is not None:
+        if not self._has_memory():
             raise self._without_memory(what)
         if self._saved is None:
             with torch.no_grad():

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from etp_models import Run, as_bytes, batch, built, loss_of
-from etp_optimizers import SAM, ByHand, Decayed, Layerwise, Lookahead, Promised, ScheduleFree
+from etp_optimizers import SAM, Around, ByHand, Compiled, Decayed, Layerwise, Lookahead, LowBit, Promised, ScheduleFree
 from tessera import etp
 
 STEPS = 20
@@ -366,3 +366,39 @@ def resumed_from_whole_tensors(run: Run) -> Any:
     z = optimizer.base.state[model.up.weight]["z"]
     assert isinstance(z, etp.LogicalTensor) or run.group is None
     return run.weights(model), _states(run, optimizer.base)
+
+
+def a_step_that_compiles(run: Run) -> Any:
+    return _trained(run, Compiled)
+
+
+def a_step_that_compiles_with_a_closure(run: Run) -> Any:
+    return _trained(run, Compiled, closure=True)
+
+
+def states_beside_those_of_an_optimizer(run: Run) -> Any:
+    model = _sharded(run, built())
+    optimizer = Around(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    for step in range(3):
+        _gradients(run, model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        if run.rank == 0:  # alone
+            for parameter in model.parameters():
+                run.whole(optimizer.state[parameter]["z"])
+    return run.weights(model), _states(run, optimizer)  # type: ignore[arg-type]
+
+
+def states_of_another_class(run: Run) -> Any:
+    model = _sharded(run, built())
+    optimizer: torch.optim.Optimizer = LowBit(model.parameters())
+    for step in range(6):
+        if step == 3:
+            state = optimizer.state_dict()
+            optimizer = LowBit(model.parameters())
+            optimizer.load_state_dict(state)
+        _gradients(run, model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    codes = [as_bytes(optimizer.state[parameter]["momentum"].codes) for parameter in model.parameters()]
+    return run.weights(model), codes

@@ -176,3 +176,92 @@ class Normalised(Promised):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     parameter.sub_(parameter.grad / parameter.grad.norm(), alpha=group["lr"])
+
+
+class Compiled(torch.optim.Optimizer):
+    """A step that compiles what it computes of a parameter, as one graph, as torchao's does."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+                    compiled = torch.compile(_with_momentum, fullgraph=True, dynamic=False, backend="eager")
+                    compiled(parameter.detach(), parameter.grad, momentum, group["lr"])
+        return loss
+
+
+def _with_momentum(parameter: torch.Tensor, gradient: torch.Tensor, momentum: torch.Tensor, lr: float) -> None:
+    momentum.copy_(momentum.float().lerp(gradient.float(), 0.1))
+    parameter.copy_(parameter.float() - lr * momentum)
+
+
+class Coded(torch.Tensor):
+    """A state in bf16 that looks like float32, as packages make them: a wrapper that knows a few operations."""
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor) -> Coded:
+        made: Coded = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+        made.codes = codes
+        return made
+
+    codes: torch.Tensor
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __tensor_flatten__(self) -> Any:
+        return ["codes"], []
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first, *rest = args
+        if func in (torch.ops.aten.detach.default, torch.ops.aten._to_copy.default):
+            return cls(first.codes)
+        if func is torch.ops.aten.copy_.default and isinstance(first, cls):
+            first.codes.copy_(rest[0].to(torch.bfloat16))
+            return first
+        if func is torch.ops.aten.lerp.Scalar:
+            return first.codes.float().lerp(*rest)
+        raise NotImplementedError(f"Coded: {func}")
+
+
+class LowBit(torch.optim.Optimizer):
+    """Momentum whose state is of a class of its own."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    if not state:
+                        state["momentum"] = Coded(torch.zeros(parameter.shape, dtype=torch.bfloat16))
+                    average = state["momentum"].lerp(parameter.grad, 0.1)
+                    state["momentum"].copy_(average)
+                    parameter.sub_(average, alpha=group["lr"])
+
+
+class Around:
+    """What is no optimiser, and puts a state of its own beside that of the one it has, as ScheduleFreeWrapper does."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base = base
+        self.param_groups, self.state, self.zero_grad = base.param_groups, base.state, base.zero_grad
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if "z" not in state:
+                state["z"] = torch.clone(parameter)
+            state["z"].lerp_(parameter, 0.5)
+        self.base.step()

@@ -10,7 +10,7 @@ import pytest
 import tessera
 import torch
 from etp_models import as_bytes, built, loss_of
-from etp_optimizers import ByHand, Lookahead, Normalised, Promised
+from etp_optimizers import ByHand, Lookahead, LowBit, Normalised, Promised
 from tessera import etp
 from torch_ranks import launch
 
@@ -85,6 +85,7 @@ etp.allow_optimizer(FailsLateByData)
 etp.allow_optimizer(FailsLateOnRows)
 etp.allow_optimizer(Promised)
 etp.allow_optimizer(Normalised)
+etp.allow_optimizer(LowBit)
 
 
 def _refused(call: Callable[[], Any]) -> tuple[str, str]:
@@ -240,6 +241,7 @@ def _different(what: str, rank: int) -> Any:
             "a learning rate": lambda: ByHand(parameters, lr=0.1 + rank),
             "a state": lambda: RandomStates(parameters),
             "an unkept promise": lambda: Normalised(parameters),
+            "a promise of states that cannot be cut": lambda: LowBit(parameters),
         }
         optimizer = kinds[what]()
         loss_of(model, rank).backward()
@@ -261,6 +263,8 @@ TEXTS = {
     "a state": "the state 'noise' of emb.weight would write different values",
     "an unkept promise": "allow_optimizer(Normalised) promises that its step treats every element by itself, and a "
     "step of up.weight on the whole gives other values than one on rows, of the parameter",
+    "a promise of states that cannot be cut": "the state 'momentum' of sharded up.weight is Coded, of which there are "
+    "no rows: leave allow_optimizer() out",
 }
 
 
