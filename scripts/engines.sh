@@ -36,18 +36,6 @@ need_vllm() {
   touch "$stamp"
 }
 
-# The package of this folder, where vLLM finds it as a plugin. Compiled as the cpu preset is, which the compiler's cache
-# may have seen.
-install_package() {
-  local options=(--config-settings=cmake.build-type=RelWithDebInfo) each
-  for each in CMAKE_CXX_FLAGS_RELWITHDEBINFO="-O2 -g1 -DNDEBUG" CMAKE_UNITY_BUILD=ON CMAKE_UNITY_BUILD_BATCH_SIZE=12 TESSERA_WERROR=ON; do
-    options+=("--config-settings=cmake.define.$each")
-  done
-  say "building the package"
-  CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-    --force-reinstall "${options[@]}" "$root"
-}
-
 run_tests() { "$python" -m pytest -q -p no:cacheprovider python/tests/engines "$@"; }
 
 run_example() { "$python" examples/vllm_live/run.py "$@"; }

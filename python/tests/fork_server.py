@@ -19,13 +19,20 @@ import pytest
 PRELOADED = "preloaded"  # the module that it imports
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([PRELOADED])
+_folders = [str(Path(__file__).parent)]
+
+
+def also_preload(module: str, folder: Path) -> None:
+    """Have the server import a module of that folder, too. Before the first process is started."""
+    _context.set_forkserver_preload([PRELOADED, module])
+    _folders.append(str(folder))
 
 
 def context() -> ForkServerContext:
     """A context whose processes are forked off the server, which starts with the first of them."""
-    # With this folder on its path; without, it silently preloads nothing.
+    # With these folders on its path; without, it silently preloads nothing.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", os.pathsep.join(_folders), prepend=os.pathsep)
         forkserver.ensure_running()
     return _context
 
