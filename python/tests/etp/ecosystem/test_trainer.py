@@ -103,9 +103,8 @@ def _wholes(model: Any) -> dict[str, torch.Tensor]:
 
 def _part(rank: int, folder: str, resume: str | None, last: int, options: dict[str, Any]) -> Any:
     """Train up to a step; return the losses since the start, and the weights."""
-    trainer = trainers.trainer_of(
-        trainers.sharded(trainers.gpt2()), folder, save_strategy="steps", save_steps=2, **options
-    )
+    model = trainers.llama() if "optim" in options else trainers.gpt2()
+    trainer = trainers.trainer_of(trainers.sharded(model), folder, save_strategy="steps", save_steps=2, **options)
     trainer.add_callback(_StopAt(last))
     trainer.train(resume_from_checkpoint=resume)
     return trainers.losses_of(trainer), _wholes(trainer.model)
@@ -167,7 +166,7 @@ def test_the_best_model_is_loaded_at_the_end(folder):
     for evaluated, again, best, weights in launch(_best, 2, str(folder / "2")):
         assert best == step
         assert again == min(evaluated) == evaluated[best - 1]
-        torch.testing.assert_close(evaluated, expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(evaluated, expected, rtol=1e-4, atol=0)  # these steps are large
         saved = AutoModelForCausalLM.from_pretrained(folder / f"2/checkpoint-{best}")
         for name, tensor in saved.named_parameters():
             assert torch.equal(tensor, weights[name]), name
