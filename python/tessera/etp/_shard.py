@@ -31,7 +31,7 @@ from ._weights.experts import expert_lists, gather_together
 from ._weights.parameter import LogicalParameter
 from ._weights.replicated import Replicated
 from ._weights.weight import Weight, dtype_name, keep_part
-from ._wrappers import leave_out_of_ddp, put_back_into_ddp, watch_wrappers
+from ._wrappers import watch_wrappers
 from .adopt import Adopter
 from .buffers import Buffers, require_same_buffers, rules_of
 from .copying import Copier
@@ -175,8 +175,6 @@ def shard_module_(
         models.append(sharded)
     for each in models:
         each.companions.update(other for other in models if other is not each)
-    if models:
-        leave_out_of_ddp(model)
     return given
 
 
@@ -273,7 +271,6 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
         put(module, name, full[parameter.etp])
         module.__class__ = unsharded_class(type(module))
     sharded.unwatch()
-    put_back_into_ddp(model)
     sharded.close()
     sharded.core.close()
     return given

@@ -19,7 +19,6 @@ from ._weights.parameter import LogicalParameter
 from ._weights.replicated import Replicated
 from ._weights.stack import Stack
 from ._weights.weight import Weight, dtype_name, keep_part
-from ._wrappers import leave_out_of_ddp
 from .adopt import Adopter
 from .buffers import Buffers
 from .digests import same_bits
@@ -129,7 +128,6 @@ class Copying:
         if old.buffers is not None:
             new.buffers = Buffers(new.core, copied, old.buffers.rules)
         new.watch(copied)
-        leave_out_of_ddp(copied)
 
 
 def copy_parameter(old: LogicalParameter, memo: dict[Any, Any]) -> LogicalParameter:

@@ -19,8 +19,8 @@ import torch
 from .. import _core
 from .._errors import InvalidArgumentError
 from ._group import Group
-from .digests import bytes_of
 from ._telling import Member
+from .digests import bytes_of
 
 _STAMP_BYTES = 8
 _TEXT_BYTES = 2000

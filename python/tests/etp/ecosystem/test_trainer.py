@@ -9,16 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+import trainers
 from launched import launch
 from tessera import etp
 
 pytest.importorskip("accelerate")
-pytest.importorskip("transformers")
-
-import safetensors.torch
-import trainers
-from transformers import AutoModelForCausalLM, TrainerCallback
+transformers = pytest.importorskip("transformers")
 
 BOUND = 1e-6  # of losses in float32
 REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
@@ -89,7 +87,7 @@ def test_a_compiled_model_has_the_losses_of_one_process():
         torch.testing.assert_close(losses, expected, rtol=0, atol=1e-5)  # kernels of other shapes are others
 
 
-class _StopAt(TrainerCallback):
+class _StopAt(transformers.TrainerCallback):
     def __init__(self, step: int) -> None:
         self.step = step
 
@@ -131,7 +129,7 @@ def test_files_are_those_of_one_process(folder):
     assert {name: tensor.shape for name, tensor in saved.items()} == {
         name: tensor.shape for name, tensor in safetensors.torch.load_file(plain / "model.safetensors").items()
     }
-    for name, tensor in AutoModelForCausalLM.from_pretrained(own).named_parameters():
+    for name, tensor in transformers.AutoModelForCausalLM.from_pretrained(own).named_parameters():
         assert torch.equal(tensor, weights[name]), name
     theirs, ours = (torch.load(path / "optimizer.pt", weights_only=True) for path in (plain, own))
     assert theirs["param_groups"] == ours["param_groups"]
@@ -167,6 +165,6 @@ def test_the_best_model_is_loaded_at_the_end(folder):
         assert best == step
         assert again == min(evaluated) == evaluated[best - 1]
         torch.testing.assert_close(evaluated, expected, rtol=1e-4, atol=0)  # these steps are large
-        saved = AutoModelForCausalLM.from_pretrained(folder / f"2/checkpoint-{best}")
+        saved = transformers.AutoModelForCausalLM.from_pretrained(folder / f"2/checkpoint-{best}")
         for name, tensor in saved.named_parameters():
             assert torch.equal(tensor, weights[name]), name

@@ -23,7 +23,9 @@ class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(self.first + number)
-        tokens = torch.randint(WORDS // 4, (LENGTH,), generator=generator)  # some of the words: there is something to learn
+        tokens = torch.randint(
+            WORDS // 4, (LENGTH,), generator=generator
+        )  # some of the words: there is something to learn
         return {"input_ids": tokens, "labels": tokens}
 
 
@@ -92,7 +94,7 @@ def trainer_of(model: Any, folder: str, micro: int = 1, cls: Any = None, **optio
         "learning_rate": 1e-2,
     }
     arguments = transformers.TrainingArguments(folder, **(chosen | options))
-    made = (cls or transformers.Trainer)
+    made = cls or transformers.Trainer
     return made(model=model, args=arguments, train_dataset=Samples(96), eval_dataset=Samples(24, 1000))
 
 
