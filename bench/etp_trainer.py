@@ -201,7 +201,8 @@ def main() -> int:
     if options.contender is not None:
         train(options.contender, options.folder, options)
         return 0
-    return 0 if all([compare(ranks, options) for ranks in options.ranks]) else 1
+    right = [compare(ranks, options) for ranks in options.ranks]
+    return 0 if all(right) else 1
 
 
 if __name__ == "__main__":

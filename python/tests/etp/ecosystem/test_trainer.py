@@ -168,3 +168,30 @@ def test_the_best_model_is_loaded_at_the_end(folder):
         saved = transformers.AutoModelForCausalLM.from_pretrained(folder / f"2/checkpoint-{best}")
         for name, tensor in saved.named_parameters():
             assert torch.equal(tensor, weights[name]), name
+
+
+def _adapted(rank: int, when: str) -> list[float]:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, lora_dropout=0.0, target_modules=["c_attn"], fan_in_fan_out=True
+    )
+    model = trainers.gpt2()
+    if when == "after":
+        model = trainers.sharded(model, min_elements=64)
+    torch.manual_seed(3)  # the same adapters on all ranks
+    model = peft.get_peft_model(model, config)
+    if when == "before":  # what is trained is sharded: nothing is left for DistributedDataParallel
+        model = trainers.sharded(model, min_elements=64)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainers.trainer_of(model, folder)
+        trainer.train()
+        return trainers.losses_of(trainer)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_adapters_have_the_losses_of_one_process(when):
+    pytest.importorskip("peft")
+    (expected,) = launch(_adapted, 1, when)
+    assert expected[-1] < expected[0]
+    for losses in launch(_adapted, 2, when):
+        torch.testing.assert_close(losses, expected, rtol=0, atol=BOUND)
