@@ -13,10 +13,11 @@ the same samples on any number of ranks. Contenders:
 - etp: Trainer(model=etp.shard_module_(model, etp.init_group())).
 
 They run one after another in processes of their own, in an order that is turned by one from round to round. `tokens/s`
-is of the median step behind the first ones, over all ranks; `memory` is the most that all ranks take together beyond
-what their processes had before the model was built (Pss of private and shared memory, sampled every 5 ms), and so has
-what transformers and torch allocate at first. `losses` is the greatest difference from those of one process, over all
-steps. Ratios are medians of those of the same round. Exit status 1: ETP's losses are not those of one process.
+is of the median step behind the first ones, over all ranks. `CPU` is what all threads of all ranks take for a step; it
+says more where others use the machine. `memory` is the most that all ranks take together beyond what their processes
+had before the model was built, so with what torch and transformers allocate at first: Pss of private and shared memory,
+sampled every 5 ms. `losses` is the greatest difference from those of one process, over all steps. Ratios are medians of
+those of the same round. Exit status 1: ETP's losses are not those of one process.
 """
 
 from __future__ import annotations
@@ -84,9 +85,11 @@ def train(contender: str, folder: pathlib.Path, options: argparse.Namespace) -> 
     class Clock(transformers.TrainerCallback):
         def __init__(self) -> None:
             self.times: list[float] = []
+            self.used: list[float] = []
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             self.times.append(time.perf_counter())
+            self.used.append(time.process_time())
 
         on_train_end = on_step_begin
 
@@ -132,6 +135,7 @@ def train(contender: str, folder: pathlib.Path, options: argparse.Namespace) -> 
         "step": statistics.median(
             end - begin for begin, end in zip(clock.times[WARM:], clock.times[WARM + 1 :], strict=False)
         ),
+        "cpu": (clock.used[-1] - clock.used[WARM]) / (len(clock.used) - 1 - WARM),
         "memory": peak.end(),
     }
     (folder / f"{arguments.process_index}.json").write_text(json.dumps(figures))
@@ -159,6 +163,7 @@ def run(contender: str, ranks: int, options: argparse.Namespace) -> dict[str, An
     return {
         "parameters": found[0]["parameters"],
         "tokens": options.samples * LENGTH / max(each["step"] for each in found),
+        "cpu": sum(each["cpu"] for each in found),
         "memory": sum(each["memory"] for each in found),
         "losses": found[0]["losses"],
     }
@@ -172,17 +177,20 @@ def compare(ranks: int, options: argparse.Namespace) -> bool:
         rounds.append({contender: run(contender, ranks, options) for contender in order})
     expected = rounds[0]["one"]["losses"]
     print(f"{rounds[0]['one']['parameters'] / 1e6:.1f} M parameters, {ranks} ranks; load {os.getloadavg()[0]:.1f}")
-    print(f"{'':8}{'tokens/s':>10}{'to ddp':>8}{'least':>8}{'most':>8}{'memory, MB':>12}{'to ddp':>8}{'losses':>10}")
+    print(f"{'':8}{'tokens/s':>10}{'to ddp':>8}{'least':>8}{'most':>8}", end="")
+    print(f"{'CPU, s':>10}{'to ddp':>8}{'memory, MB':>12}{'to ddp':>8}{'losses':>10}")
     right = True
     for name in CONTENDERS:
-        speeds = [each[name]["tokens"] / each["ddp"]["tokens"] for each in rounds]
-        memory = statistics.median(each[name]["memory"] for each in rounds)
-        share = memory / statistics.median(each["ddp"]["memory"] for each in rounds)
+        speeds, used, kept = (
+            [each[name][what] / each["ddp"][what] for each in rounds] for what in ("tokens", "cpu", "memory")
+        )
+        cpu, memory = (statistics.median(each[name][what] for each in rounds) for what in ("cpu", "memory"))
         apart = max(abs(a - b) for each in rounds for a, b in zip(each[name]["losses"], expected, strict=True))
         right = right and (name != "etp" or apart <= BOUND)
         tokens = statistics.median(each[name]["tokens"] for each in rounds)
         ratios = f"{statistics.median(speeds):8.2f}{min(speeds):8.2f}{max(speeds):8.2f}"
-        print(f"{name:8}{tokens:10.0f}{ratios}{memory / 1e6:12.0f}{share:8.2f}{apart:10.1e}", flush=True)
+        print(f"{name:8}{tokens:10.0f}{ratios}{cpu:10.2f}{statistics.median(used):8.2f}", end="")
+        print(f"{memory / 1e6:12.0f}{statistics.median(kept):8.2f}{apart:10.1e}", flush=True)
     return right
 
 
