@@ -35,6 +35,7 @@ from ._wrappers import watch_wrappers
 from .adopt import Adopter
 from .buffers import Buffers, require_same_buffers, rules_of
 from .copying import Copier
+from .moves import watch_moves
 from .structure import is_script
 
 
@@ -165,6 +166,7 @@ def shard_module_(
         watch_loads()
         watch_ties()
         watch_wrappers()
+        watch_moves()
         leave_out_of_graphs()
         # All ranks have come as far, or none has.
         sharded.core.exchange("the end of shard_module_()", b"")

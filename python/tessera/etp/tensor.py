@@ -183,14 +183,18 @@ class LogicalTensor(torch.Tensor):
         with telling(f".data of {self.store}", [self.store.model.member.family]):
             self._replace_data(new)
 
-    def _replace_data(self, new: torch.Tensor) -> None:
-        what = f".data of {self.store}"
+    def require_like(self, new: torch.Tensor) -> None:
+        """Throw unless a tensor that is to take its place has its shape, dtype and device."""
         if new.shape != self.shape or new.dtype != self.dtype or new.device.type != "cpu":
             raise InvalidArgumentError(
                 f"{self.store.name} is sharded and cannot become {new.dtype} of {tuple(new.shape)} on {new.device}: it "
                 f"is {self.dtype} of {tuple(self.shape)} in memory that ranks share: convert, move or resize the model "
                 "before shard_module_(), or after unshard_()"
             )
+
+    def _replace_data(self, new: torch.Tensor) -> None:
+        self.require_like(new)
+        what = f".data of {self.store}"
         with torch.no_grad():
             if self.store.weight is not None or self.chain:
                 self.copy_(new)
