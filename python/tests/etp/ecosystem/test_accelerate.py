@@ -90,7 +90,7 @@ def test_losses_are_those_of_one_process(ranks):
     for losses in launch(_losses, ranks):
         assert len(losses["accumulated"]) == STEPS
         for name in LOOPS:
-            bound = 3e-3 if name == "bf16" else BOUND  # products of fewer rows are added in another order
+            bound = 1e-2 if name == "bf16" else BOUND  # products of fewer rows are rounded in another way
             assert losses[name] == pytest.approx(expected[name], rel=0, abs=bound), name
 
 
