@@ -20,7 +20,7 @@ python=$TESSERA_VENV/bin/python
 need_packages "${build_packages[@]}"
 need_venv "${torch_wheels[@]}"
 need_venv "${ecosystem_wheels[@]}"
-[ "$what" = python ] || install_package
+if [ "$what" != python ] || ! "$python" -c "import tessera" 2>/dev/null; then install_package; fi
 case $what in
   all | test) "$python" -m pytest -q -p no:cacheprovider python/tests/etp/ecosystem "$@" ;;
   python) exec "$python" "$@" ;;

@@ -22,7 +22,6 @@ from .stack import Stack
 from .telling import telling
 from .views import whole
 from .weight import Weight, dtype_name, keep_part
-from .wrappers import leave_out_of_ddp
 
 
 class Copier:
@@ -129,7 +128,6 @@ class Copying:
         if old.buffers is not None:
             new.buffers = Buffers(new.core, copied, old.buffers.rules)
         new.watch(copied)
-        leave_out_of_ddp(copied)
 
 
 def copy_parameter(old: LogicalParameter, memo: dict[Any, Any]) -> LogicalParameter:

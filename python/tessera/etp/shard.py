@@ -23,6 +23,7 @@ from .making import add_stack, add_weight, can_reduce, digest_of, make_runtime, 
 from .meta import Init, is_on_meta, materialise
 from .model import ShardedModel
 from .modules import Constructed, has_group, only_reads, put, sharded_class, unsharded_class
+from .moves import watch_moves
 from .optim import watch_optimizers
 from .parameter import LogicalParameter
 from .refusals import require_shardable
@@ -35,7 +36,7 @@ from .telling import collective
 from .views import models_of, places_of
 from .views import whole as whole_of
 from .weight import Weight, dtype_name, keep_part
-from .wrappers import leave_out_of_ddp, put_back_into_ddp, watch_wrappers
+from .wrappers import watch_wrappers
 
 
 @collective("shard_module_()")
@@ -165,6 +166,7 @@ def shard_module_(
         watch_loads()
         watch_ties()
         watch_wrappers()
+        watch_moves()
         leave_out_of_graphs()
         # All ranks have come as far, or none has.
         sharded.core.exchange("the end of shard_module_()", b"")
@@ -175,8 +177,6 @@ def shard_module_(
         models.append(sharded)
     for each in models:
         each.companions.update(other for other in models if other is not each)
-    if models:
-        leave_out_of_ddp(model)
     return given
 
 
@@ -273,7 +273,6 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
         put(module, name, full[parameter.etp])
         module.__class__ = unsharded_class(type(module))
     sharded.unwatch()
-    put_back_into_ddp(model)
     sharded.close()
     sharded.core.close()
     return given

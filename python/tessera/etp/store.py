@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -197,6 +198,7 @@ class Store:
 
     __slots__ = (
         "__weakref__",
+        "_memory",
         "blank",
         "dtype",
         "held",
@@ -238,6 +240,7 @@ class Store:
         self.recipe: Recipe | None = None
         self.shared: Shared | None = None
         self.writes = 0
+        self._memory: tuple[int, weakref.ref[torch.Tensor]] | None = None  # of which version, as long as one has it
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Store:
         return self
@@ -277,6 +280,16 @@ class Store:
         if self.stride is None:
             return found.contiguous()
         return torch.empty_strided(self.spec.shape, tuple(self.stride), dtype=found.dtype).copy_(found)
+
+    def in_memory(self) -> torch.Tensor:
+        """Return a plain copy of the whole tensor, to be read: the same one as long as somebody has it and nothing has
+        been written."""
+        found = self._memory[1]() if self._memory is not None and self._memory[0] == self.version else None
+        if found is None:
+            version, whole = self.version, self.whole()
+            found = torch.empty_strided(whole.shape, whole.stride(), dtype=whole.dtype).copy_(whole)
+            self._memory = version, weakref.ref(found)
+        return found
 
     @property
     def version(self) -> int:

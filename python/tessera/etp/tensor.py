@@ -75,7 +75,7 @@ class LogicalTensor(torch.Tensor):
     rows: torch.Tensor | None  # this rank's, where the chain keeps them
     spec: Spec | None  # of these
     _outline: Outline | None
-    _saved: torch.Tensor | None = None  # memory with all of a value of a state_dict()
+    _saved: torch.Tensor | None = None  # the store's memory with all of a value of a state_dict()
 
     __torch_function__ = _disabled_torch_function_impl  # type: ignore[assignment]
     # Modules that import this one set them: dispatch.py, and registered.py, how a batch of the tensor bus
@@ -184,14 +184,18 @@ class LogicalTensor(torch.Tensor):
         with telling(f".data of {self.store}", [self.store.model.member.family]):
             self._replace_data(new)
 
-    def _replace_data(self, new: torch.Tensor) -> None:
-        what = f".data of {self.store}"
+    def require_like(self, new: torch.Tensor) -> None:
+        """Throw unless a tensor that is to take its place has its shape, dtype and device."""
         if new.shape != self.shape or new.dtype != self.dtype or new.device.type != "cpu":
             raise InvalidArgumentError(
                 f"{self.store.name} is sharded and cannot become {new.dtype} of {tuple(new.shape)} on {new.device}: it "
                 f"is {self.dtype} of {tuple(self.shape)} in memory that ranks share: convert, move or resize the model "
                 "before shard_module_(), or after unshard_()"
             )
+
+    def _replace_data(self, new: torch.Tensor) -> None:
+        self.require_like(new)
+        what = f".data of {self.store}"
         with torch.no_grad():
             if self.store.weight is not None or self.chain:
                 self.copy_(new)
@@ -268,15 +272,14 @@ class LogicalTensor(torch.Tensor):
         return self.store.saved and self.store.own is None
 
     def _memory(self, what: str) -> torch.Tensor:
-        """Return a plain tensor with all of a value of a state_dict(), to be read, which is kept with it: programs
-        that save it ask for its memory. Its values are those of the first call."""
+        """Return a plain tensor with all of a value of a state_dict(), to be read: programs that save it ask for its
+        memory, which is kept with it until the next call behind a write. Values of tied parameters, and views of one
+        value, share memory as in plain torch: by that such programs leave duplicates out."""
         if not self._has_memory():
             raise self._without_memory(what)
-        if self._saved is None:
-            with torch.no_grad():
-                whole = self.whole()
-                self._saved = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype).copy_(whole)
-        return self._saved
+        with torch.no_grad():
+            self._saved = self.store.in_memory()
+            return follow(self._saved, self.chain)
 
     def share_memory_(self) -> Any:
         raise self._without_memory("share_memory_()")
@@ -333,8 +336,10 @@ class LogicalTensor(torch.Tensor):
         return torch.empty_strided(self.shape, self.stride(), dtype=self.dtype).copy_(self.whole())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Is the whole tensor in a file."""
-        return self._read().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        """Is the whole tensor in a file, once for tied parameters."""
+        is_weight = self.store.weight is not None and self.store.own is None  # in a state_dict(), which goes soon
+        tensor = self._memory("a file") if is_weight else self._read()
+        return tensor.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         what = f"LogicalTensor({self.store.name!r}, {tuple(self.shape)}, {self.dtype}"

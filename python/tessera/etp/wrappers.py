@@ -1,10 +1,16 @@
 """torch's DistributedDataParallel and fully_shard() of a sharded model, which average what is whole on every rank.
 
-Their ranks must be those that sharded gradients are reduced over.
+Their ranks must be those that sharded gradients are reduced over. DistributedDataParallel asks the module that it is
+given which parameters to leave alone. It is told for the time of its constructor, whichever module that is: Trainer and
+accelerate wrap models by themselves, and adapters are put around a sharded model, or into it, before.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,26 +24,50 @@ from .model import ShardedModel
 from .parameter import LogicalParameter
 from .refusals import require_same_ranks
 
-_LEFT_OUT = "_ddp_params_and_buffers_to_ignore"  # DistributedDataParallel asks its module for it
+_IGNORED = "_ddp_params_and_buffers_to_ignore"  # DistributedDataParallel asks its module for it
 
 
-def leave_out_of_ddp(model: torch.nn.Module) -> None:
-    """Its constructor then does not broadcast what rank 0 has of sharded parameters."""
-    names = set(getattr(model, _LEFT_OUT, ()))
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if isinstance(parameter, LogicalParameter):
+def _sharded_names(module: torch.nn.Module) -> set[str]:
+    """Return the names by which DistributedDataParallel knows sharded parameters."""
+    names: set[str] = set()
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if isinstance(parameter, LogicalParameter) and _is_of_a_sharded_model(parameter):
             names.update((name, f".{name}") if "." not in name else (name,))  # it writes names of the root's own so
             names.add(f"{COMPILED}{name}")
-    setattr(model, _LEFT_OUT, sorted(names))
+    return names
 
 
-def put_back_into_ddp(model: torch.nn.Module) -> None:
-    """Of weights that are whole again. Other names that the user has given stay."""
-    whole = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    names = [
-        name for name in getattr(model, _LEFT_OUT, ()) if name.removeprefix(COMPILED).removeprefix(".") not in whole
-    ]
-    setattr(model, _LEFT_OUT, names)
+def _is_of_a_sharded_model(parameter: LogicalParameter) -> bool:
+    """Tell whether shard_module_() knows it, and so what is whole beside it."""
+    model: Any = parameter.etp.model
+    return not model.of_layers or any(not each.of_layers for each in model.companions)
+
+
+@contextlib.contextmanager
+def _presented(module: torch.nn.Module) -> Iterator[None]:
+    """Present a module as DistributedDataParallel can take it: without its sharded parameters, which it would broadcast
+    and average. If it trains no others, there is a parameter that no forward uses, as it refuses to have none."""
+    names = _sharded_names(module)
+    if not names:
+        yield
+        return
+    own = module.__dict__
+    before = own.get(_IGNORED)
+    own[_IGNORED] = sorted(names.union(before or ()))
+    if not any(each.requires_grad for name, each in module.named_parameters() if name not in own[_IGNORED]):
+        unused = torch.nn.Parameter(torch.zeros(1))
+        named_parameters = module.named_parameters
+        own["named_parameters"] = lambda *args, **kwargs: itertools.chain(
+            named_parameters(*args, **kwargs), [("unused", unused)]
+        )
+    try:
+        yield
+    finally:
+        own.pop("named_parameters", None)
+        if before is None:
+            del own[_IGNORED]
+        else:
+            own[_IGNORED] = before
 
 
 def _wraps(wrapper: torch.nn.Module, name: str, module: Any) -> None:
@@ -45,15 +75,14 @@ def _wraps(wrapper: torch.nn.Module, name: str, module: Any) -> None:
     if name != "module" or not isinstance(wrapper, DistributedDataParallel) or not isinstance(module, torch.nn.Module):
         return
     found: dict[int, ShardedModel] = {}
-    for path, parameter in module.named_parameters(remove_duplicate=False):
+    for _, parameter in module.named_parameters(remove_duplicate=False):
         if not isinstance(parameter, LogicalParameter):
             continue
         weight = parameter.etp
-        if path not in wrapper.parameters_to_ignore:
+        if not _is_of_a_sharded_model(parameter):
             raise InvalidArgumentError(
-                f"DistributedDataParallel would broadcast and average rows of {weight.name}, which is sharded: wrap "
-                "the module that was given to shard_module_(), not one that has it as a part; shard_module_() of "
-                "layers that were constructed sharded leaves them as they are"
+                f"DistributedDataParallel would broadcast and average rows of {weight.name}, a weight of a layer that "
+                "was constructed sharded: give the model to shard_module_() first, which leaves such layers as they are"
             )
         assert isinstance(weight.model, ShardedModel)
         found[weight.model.number] = weight.model
@@ -67,10 +96,23 @@ def _leave_replicated(model: ShardedModel, wrapper: DistributedDataParallel) -> 
     model.leave_replicated()
 
 
+def _watch_constructor() -> None:
+    construct: Any = DistributedDataParallel.__init__
+
+    @functools.wraps(construct)
+    def __init__(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+        module = args[0] if args else kwargs.get("module")
+        with _presented(module) if isinstance(module, torch.nn.Module) else contextlib.nullcontext():
+            construct(wrapper, *args, **kwargs)
+
+    DistributedDataParallel.__init__ = __init__  # type: ignore[assignment, method-assign]
+
+
 _hooked: list[Any] = []
 
 
 def watch_wrappers() -> None:
     """Once a process."""
     if not _hooked:
+        _watch_constructor()
         _hooked.append(register_module_module_registration_hook(_wraps))

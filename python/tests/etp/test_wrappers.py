@@ -3,6 +3,7 @@ additions have another order."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import tessera
 import torch
 import torch.distributed
-from etp_models import WIDTH, Adjust, Run, Tied, batch, built
+from etp_models import HIDDEN, WIDTH, Adjust, Run, Tied, batch, built, loss_of
 from tessera import etp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -154,7 +155,7 @@ def _refused_by_ddp(rank: int) -> dict[str, str]:
         for what, module, options in (
             ("all", model, {}),
             ("dp", model, {"device_mesh": mesh["dp"]}),
-            ("part", torch.nn.Sequential(model), {"device_mesh": mesh["etp"]}),
+            ("layer", etp.Linear(64, 64, etp_group=group), {"device_mesh": mesh["etp"]}),
             ("sum", summed, {"device_mesh": mesh["etp"]}),
         ):
             with pytest.raises(tessera.InvalidArgumentError) as caught:
@@ -177,6 +178,71 @@ def test_what_ddp_cannot_wrap() -> None:
         assert "DistributedDataParallel over ranks [0, 1, 2, 3] of a model" in said["all"]
         assert f"gradients are reduced over ranks {ours}: wrap it" in said["all"]
         assert f"over ranks {[rank % 2, rank % 2 + 2]} of a model" in said["dp"]
-        assert "not one that has it as a part" in said["part"]
+        assert "give the model to shard_module_() first" in said["layer"]
         assert "reduction='sum'" in said["sum"]
         assert said["unsharded"] == "True"
+
+
+class _Adapted(torch.nn.Module):
+    """What an adapter library makes: the model is a part, and has got new parameters."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.base = model
+        model.up.requires_grad_(False)
+        torch.manual_seed(5)
+        model.down.low = torch.nn.Linear(HIDDEN, 8, bias=False)
+        model.down.high = torch.nn.Linear(8, WIDTH, bias=False)
+        model.down.forward = lambda x: (  # type: ignore[method-assign]
+            torch.nn.functional.linear(x, model.down.weight) + model.down.high(model.down.low(x))
+        )
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.base(ids)
+
+
+def _only_sharded(model: torch.nn.Module) -> torch.nn.Module:
+    """What is whole is frozen: DistributedDataParallel has nothing to average."""
+    for parameter in model.parameters():
+        if parameter.dim() < 2:
+            parameter.requires_grad_(False)
+    return model
+
+
+MADE: dict[str, tuple[Any, dict[str, Any]]] = {
+    "an adapter": (_Adapted, {}),
+    "a part": (torch.nn.Sequential, {}),
+    "nothing whole": (_only_sharded, {}),
+    "nothing whole, looking for unused ones": (_only_sharded, {"find_unused_parameters": True}),
+    "nothing whole, static": (_only_sharded, {"static_graph": True}),
+}
+
+
+def _steps(model: torch.nn.Module, ranks: list[int]) -> None:
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.5, momentum=0.9)
+    for number in range(STEPS):
+        for rank in ranks:
+            (loss_of(model, number * 2 + rank) / len(ranks)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _in_made(rank: int, name: str) -> Any:
+    make, options = MADE[name]
+    with etp.init_group(timeout=30) as group:
+        model = make(etp.shard_module_(built(), group, min_elements=256))
+        names = sorted(model.__dict__)
+        _steps(DistributedDataParallel(model, **options), [rank])
+        assert sorted(model.__dict__) == names
+        return _weights(model)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_ddp_wraps_what_has_a_sharded_model(name: str) -> None:
+    torch.set_num_threads(1)
+    model = MADE[name][0](built())
+    _steps(model, [0, 1])
+    expected = _weights(model)
+    for found in launch(functools.partial(_in_made, name=name), 2):
+        assert found.keys() == expected.keys()
+        torch.testing.assert_close(found, expected, rtol=0, atol=BOUND)

@@ -248,3 +248,35 @@ def test_takes_states_of_every_type() -> None:
 def test_each_class_of_torch_is_a_kind_of_its_own(kind: str) -> None:
     optimizer = getattr(torch.optim, kind)([torch.nn.Parameter(torch.zeros(3, 3))])
     assert state_kinds.kind_of(optimizer) == kind
+
+
+class Signed(torch.optim.Optimizer):
+    """A user's own, with one option and one state."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                mean.lerp_(parameter.grad, 0.1)
+                parameter.sub_(mean.sign(), alpha=group["lr"])
+
+
+def _loads_twice(rank: int) -> list[str]:
+    with etp.init_group(timeout=20) as group:
+        model = etp.shard_module_(built(), group)
+        optimizer = Signed(model.parameters(), 1e-2)
+        _step(model, optimizer, 0, rank)
+        wanted = _facts(optimizer.state_dict())
+        state = _filed(optimizer.state_dict())
+        again = Signed(model.parameters(), 0.5)
+        again.load_state_dict(again.state_dict())  # as accelerate does; torch adds to its defaults
+        again.load_state_dict(state)
+        return [] if _facts(again.state_dict()) == wanted else ["it is another state"]
+
+
+def test_an_optimiser_is_loaded_again() -> None:
+    assert launch(_loads_twice, 2) == [[], []]

@@ -171,6 +171,38 @@ def test_other_libraries_write_whole_tensors_alone(folder: pathlib.Path) -> None
     assert weights == {name: each for name, each in expected["model"].items() if name != "head.weight"}
 
 
+def _shares(rank: int, folder: pathlib.Path) -> list[str]:
+    """What programs see of the memory of a state_dict(), on one rank."""
+    wrong = []
+    with etp.init_group(timeout=30) as group:
+        model = etp.shard_module_(built(), group, min_elements=256)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = model.state_dict()
+        for number in range(2):  # the same state_dict: its values are the model's
+            if rank == 1:
+                kept = {name: tensor for name, tensor in state.items() if name != "head.weight"}
+                save_file(kept, folder / "kept.safetensors")
+                expected = {name: etp.whole(tensor).detach() for name, tensor in kept.items()}
+                if facts(load_file(folder / "kept.safetensors")) != facts(expected):
+                    wrong.append(f"values of save {number}")
+                tied, other = state["emb.weight"], state["head.weight"]
+                if tied.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+                    wrong.append("tied parameters are two in memory")
+                if tied.view(-1)[-1].data_ptr() != tied.data_ptr() + tied.nbytes - tied.element_size():
+                    wrong.append("a view is elsewhere")
+                if state["up.weight"].data_ptr() == tied.data_ptr():
+                    wrong.append("two parameters are one in memory")
+                loaded = unpacked(packed(state))
+                if loaded["emb.weight"].data_ptr() != loaded["head.weight"].data_ptr():
+                    wrong.append("tied parameters are two in a file")
+            step(model, optimizer, number, 2, rank)
+    return wrong
+
+
+def test_values_of_tied_parameters_share_memory(folder: pathlib.Path) -> None:
+    assert launch(functools.partial(_shares, folder=folder), 2) == [[], []]
+
+
 def _memory(rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with etp.init_group(timeout=20) as group:
