@@ -182,10 +182,11 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
 
 
 def _is_gradient(tensor: Any) -> bool:
-    """Tell whether a tensor has all rows of what goes with a weight, and its norm needs all ranks: one rank alone reads
-    weights and states."""
+    """Tell whether a tensor has all rows of what goes with a weight, is not the weight itself, which is pulled, and no
+    state that one rank reads alone."""
     return (
         is_sharded(tensor)
+        and tensor.store.weight is None
         and not tensor.store.asks_nobody()
         and tensor.rows is not None
         and tensor.rows.is_contiguous()
