@@ -13,13 +13,15 @@ import torch
 from .parameter import LogicalParameter
 
 _within = threading.local()
+_watched: list[Any] = []  # torch's own
 
 
 def watch_moves() -> None:
     """Look at what modules of any kind are moved to. Once a process."""
     apply: Any = torch.nn.Module._apply
-    if hasattr(apply, "__wrapped__"):
+    if _watched:
         return
+    _watched.append(apply)
 
     @functools.wraps(apply)
     def _apply(module: torch.nn.Module, function: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
