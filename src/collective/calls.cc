@@ -128,7 +128,7 @@ void Calls::end_turn() {
 std::optional<Status> Calls::hear() {
   if (!try_turn()) return std::nullopt;
   const Turn turn(*this);
-  const std::optional<Status> refusal = find_refusal(step_ + 1, number_ + 1);
+  std::optional<Status> refusal = find_refusal(step_ + 1, number_ + 1);
   if (!refusal || !has_room()) return std::nullopt;
   mail_refusal("told", *refusal, true);
   return refusal;

@@ -76,7 +76,7 @@ class RuntimeImpl {
   void drain(const std::string& meeting, const Deadline& deadline) REQUIRES(mutex_);
   void align(std::span<const IntervalEnd> ends) REQUIRES(mutex_);
   // Throws kDataLoss, and fails the group, if a rank's count cannot be true.
-  void require_near(int rank, uint64_t theirs, uint64_t own) const;
+  void require_near(int rank, uint64_t theirs, uint64_t own) const REQUIRES(mutex_);
   void begin_update(std::span<const WeightId> weights, const UpdateOptions& options) REQUIRES(mutex_);
   void end_update() REQUIRES(mutex_);
   std::vector<std::string> begin_write(std::span<const WeightId> weights, std::string told,
