@@ -52,7 +52,8 @@ class Group(Closing):
         self.layers: dict[Any, Any] = {}  # runtimes that take further constructed layers
         self.layers_made = 0
         self._models = 0
-        self._making: list[Member] = []  # groups of models that are being made, or that were not finished
+        # Groups of models that are being made, or were not finished, and what their family had counted at first.
+        self._making: dict[Member, int] = {}
         self._closed = False
         # A model's that has been made last: kept until all ranks have made it, which the next call of all ranks tells,
         # as a rank may let its model go at once.
@@ -73,20 +74,23 @@ class Group(Closing):
 
     def _begin(self, core: _core.ShardGroup) -> Member:
         self._last = core
-        self._making.append(Member(core, self.member.family))
-        return self._making[-1]
+        made = Member(core, self.member.family)
+        self._making[made] = self.member.family.count()
+        return made
 
     def finish(self, made: Member) -> None:
         """The model of a group has been made. Until then its group ends with the next one of this group, or with this
         one: other ranks may still look at what this rank has refused. Idempotent."""
-        if made in self._making:
-            self._making.remove(made)
+        self._making.pop(made, None)
 
-    def _end_unfinished(self) -> None:
-        for member in self._making:
+    def _end_unfinished(self, all_of_them: bool = False) -> None:
+        """End groups of models whose making has been refused. Others are being made around the next one: layers of a
+        model may be constructed while it is sharded."""
+        count = self.member.family.count()
+        for member in [each for each, before in self._making.items() if all_of_them or before != count]:
+            del self._making[member]
             with contextlib.suppress(Error):
                 member.core.leave()
-        self._making.clear()
 
     def with_replicas(self, dp: Group) -> Member:
         """A group for one model: the ranks of all replicas, one replica after the other. Collective over both."""
@@ -123,7 +127,7 @@ class Group(Closing):
         if not self._closed:
             self._closed = True
             self.layers.clear()
-            self._end_unfinished()
+            self._end_unfinished(all_of_them=True)
             leave()
             self._last = None
 

@@ -36,7 +36,7 @@ from .telling import collective
 from .views import models_of, places_of
 from .views import whole as whole_of
 from .weight import Weight, dtype_name, keep_part
-from .wrappers import watch_wrappers
+from .wrappers import note_root, watch_wrappers
 
 
 @collective("shard_module_()")
@@ -172,6 +172,7 @@ def shard_module_(
         sharded.core.exchange("the end of shard_module_()", b"")
         group.finish(sharded.member)
     note_names(model)
+    note_root(model)
     models = models_of(model)
     if sharded is not None and not sharded.weights:  # all is whole, beside layers that were constructed sharded
         models.append(sharded)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,20 +28,34 @@ from .refusals import require_same_ranks
 _IGNORED = "_ddp_params_and_buffers_to_ignore"  # DistributedDataParallel asks its module for it
 
 
+_roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # what shard_module_() has been given
+
+
+def note_root(module: torch.nn.Module) -> None:
+    """Note that shard_module_() has been given a module, and so knows what is whole in it."""
+    _roots.add(module)
+
+
 def _sharded_names(module: torch.nn.Module) -> set[str]:
     """Return the names by which DistributedDataParallel knows sharded parameters."""
     names: set[str] = set()
+    seen = _in_roots(module)
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if isinstance(parameter, LogicalParameter) and _is_of_a_sharded_model(parameter):
+        if isinstance(parameter, LogicalParameter) and _is_of_a_sharded_model(parameter, seen):
             names.update((name, f".{name}") if "." not in name else (name,))  # it writes names of the root's own so
             names.add(f"{COMPILED}{name}")
     return names
 
 
-def _is_of_a_sharded_model(parameter: LogicalParameter) -> bool:
-    """Tell whether shard_module_() knows it, and so what is whole beside it."""
+def _in_roots(module: torch.nn.Module) -> set[int]:
+    """Return ids of the parameters in modules, among those of `module`, that shard_module_() has been given."""
+    return {id(parameter) for each in module.modules() if each in _roots for parameter in each.parameters()}
+
+
+def _is_of_a_sharded_model(parameter: LogicalParameter, seen: set[int]) -> bool:
+    """Tell whether shard_module_() knows it, and so what is whole beside it. `seen`: of _in_roots()."""
     model: Any = parameter.etp.model
-    return not model.of_layers or any(not each.of_layers for each in model.companions)
+    return not model.of_layers or id(parameter) in seen or any(not each.of_layers for each in model.companions)
 
 
 @contextlib.contextmanager
@@ -75,11 +90,12 @@ def _wraps(wrapper: torch.nn.Module, name: str, module: Any) -> None:
     if name != "module" or not isinstance(wrapper, DistributedDataParallel) or not isinstance(module, torch.nn.Module):
         return
     found: dict[int, ShardedModel] = {}
+    seen = _in_roots(module)
     for _, parameter in module.named_parameters(remove_duplicate=False):
         if not isinstance(parameter, LogicalParameter):
             continue
         weight = parameter.etp
-        if not _is_of_a_sharded_model(parameter):
+        if not _is_of_a_sharded_model(parameter, seen):
             raise InvalidArgumentError(
                 f"DistributedDataParallel would broadcast and average rows of {weight.name}, a weight of a layer that "
                 "was constructed sharded: give the model to shard_module_() first, which leaves such layers as they are"

@@ -170,7 +170,7 @@ def _in_ddp(rank: int) -> list[bytes]:
                 optimizer.zero_grad()
             found.append(b"".join(as_bytes(etp.whole(each)) for each in model.parameters()))
             etp.unshard_(model)
-            assert not model._ddp_params_and_buffers_to_ignore
+            assert not hasattr(model, "_ddp_params_and_buffers_to_ignore")
     return found
 
 

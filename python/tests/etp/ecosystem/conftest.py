@@ -7,6 +7,12 @@ import importlib.util
 from pathlib import Path
 
 import fork_server
+import pytest
 
 if importlib.util.find_spec("accelerate") is not None:
     fork_server.also_preload("preloaded_trainers", Path(__file__).parent)
+
+
+def pytest_runtest_setup() -> None:
+    if importlib.util.find_spec("accelerate") is None:  # others may be there for other tests
+        pytest.skip("accelerate is not installed: scripts/ecosystem.sh sets up an environment")

@@ -60,6 +60,5 @@ def test_a_backward_of_both_kinds_of_layers_that_fails_on_one_rank() -> None:
     """Two runtimes, whose meetings all ranks keep."""
     (first, weights), (second, others) = launch(_one_fails, 2)
     assert first == "a user's hook"
-    assert "rank 0" in second
-    assert "has abandoned its backward" in second
+    assert "rank 0: RuntimeError: a user's hook (in a backward)" in second
     assert weights == others == plainly(_mixed, 2)

@@ -116,5 +116,5 @@ def test_in_distributed_data_parallel() -> None:
     torch.set_num_threads(1)
     expected = _train(Run(2), lambda model: model)
     for refused, found in launch(_in_ddp, 2):
-        assert "shard_module_() of layers that were constructed sharded leaves them as they are" in refused
+        assert "give the model to shard_module_() first, which leaves such layers as they are" in refused
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

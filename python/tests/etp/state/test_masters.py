@@ -372,7 +372,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "padded rows": (lambda: _alone().up.weight.get_padded_shard(), "up.weight is kept as nvfp4 only, and no rows"),
     "another dtype": (
         lambda: _alone().to(torch.float64),
-        "emb.weight is sharded and cannot become torch.float64 of (203, 32)",
+        "experts is sharded and cannot become torch.float64 of (3, 32, 80)",
     ),
     "the bus": (
         lambda: source_of("w", _alone().up.weight).locate(),
