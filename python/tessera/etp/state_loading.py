@@ -25,7 +25,7 @@ from .parameter import LogicalParameter
 from .parts import WholePart
 from .state_dict import UncutState, held_of, rows_of
 from .state_helpers import watch_helpers
-from .state_kinds import require_kind, require_options, shapes_are_parameters
+from .state_kinds import kind_of, require_kind, require_options, shapes_are_parameters
 from .state_names import names_of, numbered_parameters, saved_names_of
 from .store import digest_of
 from .telling import answers_of, json_of, known, told_of
@@ -249,7 +249,10 @@ def _entry_of(
         return _Entry(number, path, value, None, False, name)
     if value.shape in (weight.shape, whole_shape(weight)):
         return _Entry(number, path, value, weight, _is_on_rows(value, weight), name)
-    if shapes_are_parameters(optimizer) or value.shape == weight.local.shape or value.shape == _shape_of_rows(weight):
+    # Another package's state in the shape of the rows is most likely one of rows. Torch's own kinds have other shapes,
+    # which may be those of the rows by chance: Adafactor's col_var is, where a rank has one row.
+    rows = () if kind_of(optimizer) else (weight.local.shape, _shape_of_rows(weight))
+    if shapes_are_parameters(optimizer) or value.shape in rows:
         raise _unlike(name, value, whole_shape(weight))
     return _Entry(number, path, value, None, False, name)
 

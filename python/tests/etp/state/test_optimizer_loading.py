@@ -280,3 +280,22 @@ def _loads_twice(rank: int) -> list[str]:
 
 def test_an_optimiser_is_loaded_again() -> None:
     assert launch(_loads_twice, 2) == [[], []]
+
+
+def _loads_with_one_row(rank: int) -> bool:
+    """Rank 1 has one row, of the shape of col_var."""
+    with etp.init_group(timeout=20) as group:
+        torch.manual_seed(0)
+        model = etp.shard_module_(torch.nn.Sequential(torch.nn.Linear(8, 17)), group, min_elements=0)
+        optimizer = torch.optim.Adafactor(model.parameters())
+        torch.manual_seed(rank)
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        wanted = _facts(optimizer.state_dict())
+        again = torch.optim.Adafactor(model.parameters())
+        again.load_state_dict(_filed(optimizer.state_dict()))
+        return bool(_facts(again.state_dict()) == wanted and etp.local(model[0].weight).shape == (16 - 15 * rank, 8))
+
+
+def test_states_that_have_the_shape_of_rows_by_chance() -> None:
+    assert launch(_loads_with_one_row, 2) == [True, True]
