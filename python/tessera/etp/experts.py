@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
-from torch._C import _from_dlpack as from_dlpack  # of a capsule
 
 from .._arguments import elements
 from .._errors import InvalidArgumentError
 from .anchors import TOLD_OF_INPUTS, led_to
+from .matrix import acquire_experts
 from .weight import Weight
 
 
@@ -27,17 +27,7 @@ class Experts:
         self, phase: str, expects_backward: bool = False, versions: list[int] | None = None
     ) -> tuple[list[torch.Tensor], list[int]]:
         """Full weights, and their versions."""
-        model = self.model
-        batch = model.micro_batch
-        first = batch == 0 and phase == "fwd"
-        gated = model.threads.begin_gather(self.weights[0].name)
-        try:
-            acquire = model.runtime.acquire_experts
-            capsules, found = acquire(self.numbers, phase, batch, expects_backward, first, versions)
-        finally:
-            if gated:
-                model.threads.end_gather()
-        return [from_dlpack(each) for each in capsules], found
+        return acquire_experts(self.model, self.weights[0].name, self.numbers, phase, expects_backward, versions)
 
     def anchor(self) -> torch.Tensor:
         """What the graph of a use has in the place of those that train."""

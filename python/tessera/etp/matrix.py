@@ -159,3 +159,19 @@ class Matrix:
         buffer, into = self.buffer()
         into.copy_(gradient.reshape(into.shape))
         self.produce(buffer)
+
+
+def acquire_experts(
+    model: Model, name: str, numbers: Sequence[int], phase: str, expects_backward: bool, versions: list[int] | None
+) -> tuple[list[torch.Tensor], list[int]]:
+    """Gather weights as one list, and return them with their versions. `name`: of one of them, in messages."""
+    batch = model.micro_batch
+    gated = model.threads.begin_gather(name)
+    try:
+        capsules, found = model.runtime.acquire_experts(
+            list(numbers), phase, batch, expects_backward, batch == 0 and phase == "fwd", versions
+        )
+    finally:
+        if gated:
+            model.threads.end_gather()
+    return [from_dlpack(each) for each in capsules], found

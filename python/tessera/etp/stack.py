@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C import _from_dlpack as from_dlpack  # of a capsule
 
-from .matrix import Matrix, Model
+from .matrix import Matrix, Model, acquire_experts
 from .uses import refuse_transforms, refuse_twice
 from .weight import UNKNOWN, Weight, dtype_name
 
@@ -92,18 +91,9 @@ class Stack(Weight):
     ) -> tuple[torch.Tensor, int]:
         """All experts, one behind the other."""
         self.publish_once(phase)
-        model = self.model
-        batch = model.micro_batch
-        first = batch == 0 and phase == "fwd"
         versions = None if version is None else [version] * len(self.experts)
-        gated = model.threads.begin_gather(self.name)
-        try:
-            acquire = model.runtime.acquire_experts
-            capsules, found = acquire(self.numbers, phase, batch, expects_backward, first, versions)
-        finally:
-            if gated:
-                model.threads.end_gather()
-        return from_dlpack(capsules[0]), found[0]
+        wholes, found = acquire_experts(self.model, self.name, self.numbers, phase, expects_backward, versions)
+        return wholes[0], found[0]
 
     # --- gradients
 
