@@ -1,4 +1,4 @@
-"""What `data_ptr()` of a parameter or gradient gives: an address that can be compared, and nothing else.
+"""Addresses that `data_ptr()` of a parameter or gradient returns: they can be compared, and nothing else.
 
 Most programs that ask a tensor for its address want to know whether two tensors share memory (tied weights), and for
 that a sharded tensor has an answer. Those that read or write there would see a part of it, so that the number itself

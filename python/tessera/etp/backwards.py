@@ -18,7 +18,7 @@ _NO_TASK = -1
 
 
 class Model(Protocol):
-    """What is needed of a sharded model."""
+    """The part of a sharded model that backwards need."""
 
     member: Member
     anchor: torch.Tensor

@@ -66,7 +66,7 @@ def join(
 
 
 class Join:
-    """What the ranks of one loop tell each other."""
+    """One loop, before each of whose collective calls ranks tell each other what they do next."""
 
     def __init__(
         self, model: torch.nn.Module, models: Sequence[ShardedModel], optimizer: torch.optim.Optimizer, divides: bool
@@ -157,7 +157,8 @@ class Join:
             return numbers and isinstance(error_if_nonfinite, bool) and all(each in places for each in told["chosen"])
         groups = told.get("groups", [])
         known = len(groups) == len(self._optimizer.param_groups) or "groups" not in told
-        return known and all(_is_plain(value) for group in groups for value in group.values())
+        pairs = zip(groups, self._optimizer.param_groups, strict=False)
+        return known and all(set(group) <= set(own) and all(map(_is_plain, group.values())) for group, own in pairs)
 
     def _flags_of(self, model: ShardedModel) -> int:
         return len(model.weights) + len(model.replicated)

@@ -1,5 +1,8 @@
-"""What the tests of released packages share. scripts/ecosystem.sh runs them; where a package is missing, its tests are
-skipped by name, as in the environment of the other tests."""
+"""Set-up that tests of released packages share.
+
+scripts/ecosystem.sh runs them; where a package is missing, its tests are skipped by name, as in the environment of the
+other tests.
+"""
 
 from __future__ import annotations
 

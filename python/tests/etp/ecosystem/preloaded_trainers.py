@@ -1,4 +1,4 @@
-"""What the fork server imports for these tests: seconds of each process otherwise."""
+"""Imports of the fork server for these tests, which take each process seconds otherwise."""
 
 import contextlib
 import importlib

@@ -183,7 +183,7 @@ def compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[tuple[str, dict[str, Any]]]:
-    """What one process gives without sharding, and its checkpoints."""
+    """Return the outcome of one process without sharding, with its checkpoints."""
     with tempfile.TemporaryDirectory() as folder:
         (expected,) = launch(trained, 1, 1, "etp", folder)
         yield folder, expected

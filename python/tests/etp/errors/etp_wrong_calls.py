@@ -214,7 +214,7 @@ CALLS: list[Callable[[Job, bool], None]] = [
 
 @dataclass
 class Told:
-    """What one rank got of one call."""
+    """The outcome of one call on one rank."""
 
     call: str
     wrong_rank: int | None  # None: all

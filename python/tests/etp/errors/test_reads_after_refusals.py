@@ -1,4 +1,4 @@
-"""What all ranks have found to differ, or have been told in one exchange, leaves nothing behind: rank 0 reads alone."""
+"""Refusals that all ranks have found, or been told in one exchange, leave nothing behind: rank 0 reads alone."""
 
 from __future__ import annotations
 
