@@ -18,6 +18,7 @@ _BYTES = 1 << 16
 _MOST_TEXT = 500
 _BATCH = "verdicts"
 _RETRY_SECONDS = 0.1
+_POLL_SECONDS = 0.01
 _GRACE_SECONDS = 2.0  # verdicts are told before SGLang answers
 _FIELDS = {"joined": bool, "ok": bool, "version": int, "torn": bool, "rank": int, "error": str}
 
@@ -100,9 +101,13 @@ class Reader(Closing):
             if hurry.is_set() and not hurried:
                 end, hurried = min(end, time.monotonic() + _GRACE_SECONDS), True
             try:
-                self._batch.wait_version(version, _RETRY_SECONDS)
-                self._batch.recv(version, timeout=max(end - time.monotonic(), _RETRY_SECONDS))
-                return
+                if self._is_registered():
+                    self._batch.wait_version(version, _RETRY_SECONDS)
+                    self._batch.recv(version, timeout=max(end - time.monotonic(), _RETRY_SECONDS))
+                    return
+                if time.monotonic() > end:
+                    raise DeadlineExceededError(f"{self._engine} has not joined to tell what its ranks hold")
+                time.sleep(_POLL_SECONDS)
             except DeadlineExceededError:
                 if time.monotonic() > end:
                     raise
@@ -110,6 +115,13 @@ class Reader(Closing):
                 if time.monotonic() > end:
                     raise
                 time.sleep(_RETRY_SECONDS)
+
+    def _is_registered(self) -> bool:
+        """Registers with the server in the background. A registration with the little time of one look, given up and
+        begun again, would end the server's own each time, and with it what the server tells."""
+        if self._batch.direction is None:
+            _ = self._batch.newest
+        return self._batch.direction is not None
 
     def close(self) -> None:
         if self._bus is not None:

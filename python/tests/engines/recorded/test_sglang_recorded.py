@@ -4,6 +4,7 @@ loader, and its HTTP interface with its answers, as its sources have them. The p
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import http.server
 import json
 import logging
@@ -12,6 +13,7 @@ import pathlib
 import pickle
 import tempfile
 import threading
+import time
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +25,7 @@ import torch.distributed
 from jobs import Jobs, Process, Rank
 from loaders import LOADERS
 from tessera.engines import sglang
+from tessera.engines.sglang._verdicts import Reader, Teller
 from tessera.engines.sglang.server import Server, Settings
 from test_learned_maps import tensors, values
 from torch_ranks import join_group
@@ -297,6 +300,7 @@ def test_a_server_that_does_not_tell_what_it_holds_stays_paused_until_it_does(en
             assert sent(6).ok and engine.serves == [6, 6] and engine.paths() == UPDATE
 
 
+VERDICT = {"joined": True, "ok": True, "version": 0, "torn": False, "rank": 0, "error": ""}
 LOST = {"update_weights_from_tensor": (502, "no answer")}
 
 
@@ -305,6 +309,18 @@ def test_a_checkpoint_that_the_model_does_not_take_is_refused(engine: Engine) ->
         found = trainer.send()["engine0"]
     assert not found.ok and "takes nothing of what the trainer sends (other" in found.error
     assert engine.serves == [0, 0]
+
+
+def test_a_verdict_reaches_a_trainer_that_has_waited_for_it_at_any_moment() -> None:
+    for number in range(24):
+        reader = Reader("weights", "trainer", "engine0", None, 60)
+        with reader, concurrent.futures.ThreadPoolExecutor(1) as beside:
+            reading = beside.submit(reader.read, 0, threading.Event())
+            with Teller("weights", "trainer", "engine0", None, 60) as teller:
+                time.sleep(0.08 + 0.002 * number)  # about when a first look of 0.1 s ends
+                teller.tell([VERDICT | {"version": number}])
+                (told,) = reading.result()
+        assert told["version"] == number
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
