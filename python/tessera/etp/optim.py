@@ -71,9 +71,10 @@ def numbered(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torch.Tens
 def allow_optimizer(kind: type[torch.optim.Optimizer]) -> None:
     """Promise that an optimiser's step treats every element by itself, so that it can compute on this rank's rows.
 
-    It is a matter of speed: any optimiser is right without it. torch's own are known. The first step of each optimiser
-    of the class is compared with a step of plain torch, on one parameter, and a difference is refused. An optimiser
-    that holds another one runs as without the promise; the one that it holds may still compute on rows.
+    It is a matter of speed: any optimiser is right without it. torch's own are known. The first two steps of each
+    optimiser of the class are compared with steps of plain torch, on one parameter of each shape, dtype and group,
+    which takes the memory of a few such parameters, and a difference is refused. An optimiser that holds another one
+    runs as without the promise; the one that it holds may still compute on rows.
 
     Args:
         kind: A class of optimisers.
@@ -120,6 +121,7 @@ def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
     return [found[number] for number in sorted(found)]
 
 
+_promises: weakref.WeakKeyDictionary[torch.optim.Optimizer, Promise] = weakref.WeakKeyDictionary()
 _looked_at: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
@@ -249,11 +251,11 @@ def _run(
         with uncompiled_calls():
             return step(optimizer, *args, **kwargs)
     handed = HandedOver(optimizer, updates, batch, way is _Way.ROWS or counts_writes(type(optimizer)))
-    promise = Promise.of(step, optimizer) if way is _Way.PROMISED else None
+    promise = _promises.setdefault(optimizer, Promise()) if way is _Way.PROMISED else None
 
     def begin(*arguments: Any) -> None:
         if promise is not None:
-            promise.keep(updates, arguments)
+            promise.keep(step, optimizer, updates, arguments)
         handed.begin()
 
     try:

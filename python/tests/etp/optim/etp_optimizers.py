@@ -178,6 +178,22 @@ class Normalised(Promised):
                     parameter.sub_(parameter.grad / parameter.grad.norm(), alpha=group["lr"])
 
 
+class SometimesNormalised(Promised):
+    """The same, where `normalises(parameter, its group, its state before the step)`."""
+
+    def __init__(self, parameters: Any, normalises: Callable[[Any, dict[str, Any], dict[str, Any]], bool]) -> None:
+        super().__init__(parameters)
+        self.normalises = normalises
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if self.normalises(parameter, group, self.state[parameter]):
+                    parameter.grad.div_(parameter.grad.norm())
+        super().step()
+
+
 class Compiled(torch.optim.Optimizer):
     """A step that compiles what it computes of a parameter, as one graph, as torchao's does."""
 

@@ -10,12 +10,13 @@ import pytest
 import tessera
 import torch
 from etp_models import as_bytes, built, loss_of
-from etp_optimizers import ByHand, Lookahead, LowBit, Normalised, Promised
+from etp_optimizers import ByHand, Lookahead, LowBit, Normalised, Promised, SometimesNormalised
 from tessera import etp
 from torch_ranks import launch
 
 SIZES = (2, 3)
 FAILING = 1  # the rank
+PROBES = 3 * 2  # of a step of `built()`: steps of one parameter, on rows and on the whole
 
 
 class Once:
@@ -76,7 +77,7 @@ class FailsInTheSecondStep(Fails):
 
     def __init__(self, parameters: Any, rank: int, lr: float = 0.1) -> None:
         super().__init__(parameters, rank, lr)
-        self.failure.left = 4  # behind two probes
+        self.failure.left = 2 * PROBES + 2
 
 
 etp.allow_optimizer(FailsInTheSecondStep)
@@ -86,6 +87,7 @@ etp.allow_optimizer(FailsLateOnRows)
 etp.allow_optimizer(Promised)
 etp.allow_optimizer(Normalised)
 etp.allow_optimizer(LowBit)
+etp.allow_optimizer(SometimesNormalised)
 
 
 def _refused(call: Callable[[], Any]) -> tuple[str, str]:
@@ -262,8 +264,8 @@ TEXTS = {
     "a learning rate": "ByHand.step() has not written the same on ranks 0 and 1, first into sharded tensor emb.weight",
     "a state": "the state 'noise' of emb.weight would write different values",
     "an unkept promise": "allow_optimizer(Normalised) promises that its step treats every element by itself, and a "
-    "step of up.weight on the whole gives other values than one on rows, of the parameter",
-    "a promise of states that cannot be cut": "the state 'momentum' of sharded up.weight is Coded, of which there are "
+    "step of emb.weight on the whole gives other values than one on rows, of the parameter",
+    "a promise of states that cannot be cut": "the state 'momentum' of sharded emb.weight is Coded, of which there are "
     "no rows: leave allow_optimizer() out",
 }
 
@@ -274,6 +276,35 @@ def test_steps_that_differ_are_refused_on_all_ranks(what: str, size: int) -> Non
     for (_, text), used in launch(functools.partial(_different, what), size):
         assert TEXTS[what] in text
         assert used == "" or "emb.weight is damaged" in used
+
+
+UNKEPT: dict[str, tuple[Callable[..., bool], str, int]] = {
+    "of large parameters": (lambda parameter, group, state: parameter.numel() > 4096, "emb.weight", 1),
+    "of wide ones": (lambda parameter, group, state: parameter.shape[-1] == 80, "down.weight", 1),
+    "of one group": (lambda parameter, group, state: group.get("trust", False), "down.weight", 1),
+    "behind the first step": (lambda parameter, group, state: bool(state), "emb.weight", 2),
+}
+
+
+def _unkept(what: str, rank: int) -> Any:
+    with etp.init_group(timeout=20) as group:
+        model = _sharded(group)
+        groups = [{"params": [model.emb.weight, model.up.weight]}, {"params": [model.down.weight], "trust": True}]
+        optimizer = SometimesNormalised(groups, UNKEPT[what][0])
+        for _ in range(UNKEPT[what][2] - 1):
+            loss_of(model, rank).backward()
+            optimizer.step()
+        loss_of(model, rank).backward()
+        before = _weights(model)
+        texts = [_refused(optimizer.step)[1] for _ in range(3)]
+        assert len(set(texts)) == 1, texts
+        return texts[0], _weights(model) == before
+
+
+@pytest.mark.parametrize("what", UNKEPT)
+def test_a_promise_is_looked_at_for_each_kind_of_parameter(what: str) -> None:
+    for text, kept in launch(functools.partial(_unkept, what), 2):
+        assert f"a step of {UNKEPT[what][1]} on the whole gives other values" in text and kept
 
 
 # --- what is told, and what a step leaves
