@@ -244,6 +244,8 @@ std::vector<std::string> RuntimeImpl::begin_write(std::span<const WeightId> weig
   context_.counters.write_seconds += to_seconds(Clock::steady().now() - began);
   if (!begins || std::ranges::any_of(answers, [&](const std::string& each) { return each != answers.front(); }))
     return answers;
+  // A rank that was interrupted while it waited for this one does not write.
+  context_.group.hear_refusal();
   open(std::move(list));
   in_update_ = writing_ = true;
   return answers;

@@ -5,12 +5,14 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
+#include <latch>
 #include <limits>
 #include <thread>
 #include <vector>
 
 #include "base/testing.h"
 #include "collective/group.h"
+#include "device/condition.h"
 #include "etp/etp_testing.h"
 
 namespace tessera::etp {
@@ -182,7 +184,8 @@ TEST(StepTest, AWriteThatRanksDoNotMakeAlikeDoesNotBegin) {
 }
 
 TEST(StepTest, AWriteThatARankRefusesIsVoidAndTheNextOneIsRight) {
-  run_ranks(3, [](ShardGroup group) {
+  std::latch begun(3);
+  run_ranks(3, [&](ShardGroup group) {
     Runtime runtime(group, prefetching());
     const WeightId w = runtime.add({.name = "w", .rows = 40, .columns = 4});
     fill_shard(runtime, w, 1);
@@ -195,6 +198,7 @@ TEST(StepTest, AWriteThatARankRefusesIsVoidAndTheNextOneIsRight) {
     runtime.abandon();
     write();
     fill_shard(runtime, w, 2);
+    begun.arrive_and_wait();
     // One rank is told before it has published.
     if (group.rank() == 2) {
       group.impl()->refuse("fill", Status(ErrorCode::kCancelled, "interrupted"));
@@ -209,6 +213,32 @@ TEST(StepTest, AWriteThatARankRefusesIsVoidAndTheNextOneIsRight) {
     fill_shard(runtime, w, 3);
     runtime.end_write();
     EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kForward), w, 3), 0);
+  });
+}
+
+TEST(StepTest, AWriteThatARankHasLeftWhileItWaitedIsVoidOnAll) {
+  std::latch left(1);
+  run_ranks(3, [&](ShardGroup group) {
+    Runtime runtime(group, prefetching());
+    const WeightId w = runtime.add({.name = "w", .rows = 40, .columns = 4});
+    fill_shard(runtime, w, 1);
+    runtime.start();
+    const auto write = [&] { runtime.begin_write({{w}}, "", {.what = "fill"}); };
+    if (group.rank() == 1) {
+      struct Stopped {};
+      const device::WaitHook hook([](void*) { throw Stopped(); });
+      EXPECT_THROW(write(), Stopped);
+      left.count_down();
+    } else {
+      left.wait();
+      EXPECT_THAT(error_of(write), HasSubstr("cancelled: rank 1: interrupted in exchange 'fill'"));
+    }
+    runtime.abandon();
+    EXPECT_EQ(runtime.version(w), 1);
+    write();
+    fill_shard(runtime, w, 2);
+    runtime.end_write();
+    EXPECT_EQ(wrong_elements(runtime.acquire(w, Phase::kForward), w, 2), 0);
   });
 }
 

@@ -41,7 +41,7 @@ def update(job: Job) -> None:
 
 def write(job: Job) -> None:
     with torch.no_grad():
-        job.model[0].weight.mul_(1)  # type: ignore[index]
+        job.model[0].weight.mul_(3)  # type: ignore[index]
 
 
 def gather(job: Job) -> None:
@@ -123,3 +123,28 @@ def test_an_interrupted_call_is_void_and_the_next_step_is_right(call: str, ranks
         else:
             assert text.startswith("CancelledError: rank 0: interrupted"), text
         assert weights == _never_interrupted(ranks)[rank][1]
+
+
+def _written_by_some(rank: int, ranks: int) -> list[str]:
+    group = etp.init_group(timeout=30)
+    model = etp.shard_module_(Model(), group)
+    job = Job(rank, ranks, group, model, torch.optim.SGD(model.parameters(), lr=0.01))
+    weight: Any = model[0].weight  # type: ignore[index]
+    if rank > 0:  # as if rank 0 had left a write that the others have got through
+        weight.store.move_stamp(1)
+    _interrupt(job, backward)
+    found = []
+    for call in (lambda: job.loss(0), lambda: weight.norm()):
+        with pytest.raises(tessera.InvalidArgumentError) as caught:
+            call()
+        found.append(str(caught.value))
+    model.load_state_dict(Model().state_dict())
+    job.loss(0).backward()
+    job.optimizer.step()
+    return found
+
+
+def test_a_write_that_some_ranks_have_made_is_named_on_all() -> None:
+    for texts in launch(functools.partial(_written_by_some, ranks=3), 3):
+        for text in texts:
+            assert text.startswith("0.weight is damaged: ranks 0 and 1 have not written the same into it when"), text
