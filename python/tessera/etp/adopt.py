@@ -76,6 +76,7 @@ class Adopter:
                 model.runtime.start()
                 for weight in model.weights:
                     weight.started = True
+                model.show_masters()
             for places in others:
                 self._join(places)
         finally:

@@ -101,6 +101,7 @@ class Copying:
                         f"{old.name} is kept as {old.format} only, and its decoded values do not encode to themselves: "
                         "a copy would have others: shard with masters='all', or copy within etp.summon(model)"
                     )
+        self._new.show_masters()
 
     def finish(self, copied: torch.nn.Module, memo: dict[Any, Any]) -> None:
         """Make a module the root of the new model. Collective."""

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from .._errors import InvalidArgumentError
+from .clipping import is_clipping, is_gradient
 from .store import Recipe, Spec, Store, agree, are_same, digest_of, refuse_difference, stamp_of
 from .telling import telling, told_of
 from .tensor import LogicalTensor, Step, copy_of, follow, is_sharded, normal_mode
@@ -320,20 +321,54 @@ def _list(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return value
 
     results = []
-    for place in range(count):
-        own = tuple([at(place, value, argument.name) for value, argument in zip(args, schema, strict=False)])
-        named = {name: at(place, value, name) for name, value in kwargs.items()}
-        if not any(isinstance(each, LogicalTensor) for each in _flat(own, named)):
-            results.append(func(*own, **named))
-        elif is_elementwise(func):
-            results.append(_rows(func, own, named))
-        else:
-            results.append(_whole(func, own, named))
+    with _one_write(func, args, kwargs):
+        for place in range(count):
+            own = tuple([at(place, value, argument.name) for value, argument in zip(args, schema, strict=False)])
+            named = {name: at(place, value, name) for name, value in kwargs.items()}
+            if not any(isinstance(each, LogicalTensor) for each in _flat(own, named)):
+                results.append(func(*own, **named))
+            elif is_elementwise(func):
+                results.append(_rows(func, own, named))
+            else:
+                results.append(_whole(func, own, named))
     if not func._schema.returns:
         return None
     if isinstance(results[0], tuple):
         return tuple([part for parts in column for part in parts] for column in zip(*results, strict=True))
     return [part for parts in results for part in parts]
+
+
+@contextlib.contextmanager
+def _one_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """Have all ranks come once to an operation that writes a list of gradients or states, which one rank may read."""
+    stores = [each.store for each in _written(func, args, kwargs) if is_sharded(each)]
+    model = stores[0].model if stores else None
+    if (
+        model is None
+        or model.updating
+        or model.batch is not None
+        or any(store.model is not model or store.weight is not None or not _is_read_alone(store) for store in stores)
+    ):
+        yield
+        return
+    _require_writable(stores)
+    flat = list(_flat(args, kwargs))
+    plain = [each for each in flat if isinstance(each, torch.Tensor) and not is_sharded(each) and each.dim() == 0]
+    numbers = [*_numbers(flat), *[repr(each.item()) for each in plain]]
+    told = stamp_of(func.name(), numbers, [each.store.stamp for each in flat if is_sharded(each)])
+    what = f"{_name_of(func)} of {stores[0]}{' and others' if len(stores) > 1 else ''}"
+    with (
+        telling(what, [model.member.family]),
+        model.writing([], what, told_of(what, repr(told).encode()), True) as said,
+    ):
+        if not are_same(said):
+            raise refuse_difference(what)
+        yield
+
+
+def _is_read_alone(store: Store) -> bool:
+    """Tell whether other ranks may read a gradient or state now, so that all must come before it is written."""
+    return store.shared is not None and not store.model.writes_states
 
 
 def _rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -441,7 +476,10 @@ def _written_rows(
         return all(spec.fits(each) and not (is_sharded(each) and each.store in stores) for each in others)
 
     model = first.store.model
-    is_shared = any(store.shared is not None for store in stores) and not model.updating
+    is_shared = any(map(_is_read_alone, stores)) and not model.updating
+    if is_shared and not plain and is_clipping() and all(map(is_gradient, written)) and goes_on_rows():
+        with model.writing_states():  # ranks have met for the norms
+            return write(stamp)
     if not plain and (model.batch is not None or not (is_weight or is_shared)):  # a batch compares stamps at its end
         _require_writable(stores)
         _begin_batch(stores)
@@ -522,7 +560,7 @@ def _alike(stores: list[Store], what: str, digest: bytes, error: BaseException |
     weights = [store.weight for store in stores if store.weight is not None]
     if any(store.weight is not None and store.model is not model for store in stores):
         raise InvalidArgumentError(f"{what}: weights of several sharded models are written by one operation")
-    if model.batch is not None or model.updating or not (weights or any(store.shared is not None for store in stores)):
+    if model.batch is not None or model.updating or not (weights or any(map(_is_read_alone, stores))):
         same = agree(stores[0], what, digest, error)
         if same:
             _begin_batch(stores)

@@ -144,7 +144,7 @@ class ShardedModel(Closing):
         self._changed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # modules with attributes of ours
         self._tasks: list[int] = []  # of backwards under way, outermost first
         self.companions: weakref.WeakSet[ShardedModel] = weakref.WeakSet()  # in one module with it: they meet together
-        self.states: SharedStates | None = None  # optimisers', where other ranks read them
+        self.states: SharedStates | None = None  # and masters and gradients, where other ranks read them
         self.number = ShardedModel._made
         ShardedModel._made += 1
         _models.add(self)
@@ -382,6 +382,8 @@ class ShardedModel(Closing):
         if not self._tasks and self._is_refused():
             self._recover()
         self._tasks.append(task)
+        if self.states is not None:
+            self.states.adding = True
         joined = _joined.setdefault(task, [])
         joined.append(self)
         if len(joined) == 1:
@@ -455,6 +457,8 @@ class ShardedModel(Closing):
         for task in self._tasks:
             _joined.pop(task, None)
         self._tasks.clear()
+        if self.states is not None:
+            self.states.adding = False
         self.close_update()
         with DisableTorchFunctionSubclass(), torch.no_grad():
             for weight in self.weights:
@@ -474,28 +478,36 @@ class ShardedModel(Closing):
         self._resumed = refusals
 
     def _align(self) -> None:
-        """Have all ranks take as damaged what one of them does, and count updates of states alike: an update may have
-        begun, or ended, on some of them only. Collective."""
+        """Have all ranks take as damaged what one of them does, or what some have written and others have not, and
+        count updates alike: one may have begun, or ended, on some of them only. Collective."""
         reasons: dict[str, list[int]] = {}
         for place, weight in enumerate(self.weights):
             if weight in self.damaged:
                 reasons.setdefault(self.damaged[weight], []).append(place)
-        told = json.dumps([reasons, None if self.states is None else self.states.count]).encode()
+        stamps = [weight.store.stamp for weight in self.weights]
+        told = json.dumps([reasons, None if self.states is None else self.states.count, stamps]).encode()
         answers = json_of(
             self.member.core.exchange("what a refused call has left", told), "what is left", self._may_be_left
         )
-        counts = [count for _, count in answers]
+        counts = [count for _, count, _ in answers]
         if self.states is not None:
             if None in counts:  # it was being made
                 self.states = None
             else:
                 self.states.align(max(counts))
-        for rank, (others, _) in enumerate(answers):
+        for rank, (others, _, theirs) in enumerate(answers):
             for why, places in others.items() if rank != self.member.core.rank else ():
                 self.damage([self.weights[place] for place in places], why)
+            differ = [
+                weight for weight, one, first in zip(self.weights, theirs, answers[0][2], strict=True) if one != first
+            ]
+            why = f"ranks 0 and {rank} have not written the same into it when a call was refused or interrupted"
+            self.damage([weight for weight in differ if weight not in self.damaged], why)
 
     def _may_be_left(self, told: Any) -> bool:
-        reasons, count = told
+        reasons, count, stamps = told
+        if len(stamps) != len(self.weights) or any(type(stamp) is not int for stamp in stamps):
+            return False
         places = [place for places in reasons.values() for place in places]
         # An update that has ended on some ranks only is one ahead.
         near = count is None or self.states is None or abs(count - self.states.count) <= _MOST_COUNTS_AHEAD
@@ -523,18 +535,23 @@ class ShardedModel(Closing):
             for replicated in self.replicated:
                 replicated.give()
             added: set[int] = set()
-            try:
-                added = {number for number, *_ in meeting()}
-                for weight in self.weights:
-                    weight.release()
-            except CancelledError:  # another rank has abandoned its backward
-                if not self._is_refused():
-                    self._discard()
-                raise
-            finally:
-                for weight in self.weights:
-                    weight.after_drain(added)
-                changed = [each for each in self.replicated if each.take()]
+            with ExitStack() as shown:
+                try:
+                    added = {number for number, *_ in meeting()}
+                    for weight in self.weights:
+                        weight.release()
+                    self.begin_states()
+                    shown.callback(self.end_states)
+                except CancelledError:  # another rank has abandoned its backward
+                    if not self._is_refused():
+                        self._discard()
+                    raise
+                finally:
+                    for weight in self.weights:
+                        weight.after_drain(added)
+                    changed = [each for each in self.replicated if each.take()]
+            if self.states is not None:
+                self.states.adding = False
         for weight in self.weights:
             if weight.hooks.entries and weight.is_among(added):
                 weight.hooks.call(weight.parameter)
@@ -666,6 +683,22 @@ class ShardedModel(Closing):
         """Make room for states that other ranks read. Collective the first time."""
         if self.states is None and self.group.size > 1:
             self.states = SharedStates(self.core, self.group.rank, self.group.size, self.group.timeout)
+            for weight in self.weights:
+                weight.hide_master()
+            self.show_masters()
+
+    def show_masters(self) -> None:
+        """Let other ranks read masters that do not travel. Collective, once there are such weights."""
+        hidden = [weight for weight in self.weights if weight.wants_master_shown]
+        if not hidden or self.group.size == 1:
+            return
+        self._make_states()
+        assert self.states is not None
+        self.states.begin()
+        for weight in hidden:
+            if weight.wants_master_shown and (self.states.reads_private or not weight.native):
+                weight.show_master(self.states)
+        self.states.end()
 
     def begin_states(self) -> None:
         """Let states of optimisers be written and made: all ranks have come. Collective the first time."""
@@ -677,6 +710,20 @@ class ShardedModel(Closing):
         """Let other ranks read them."""
         if self.states is not None:
             self.states.end()
+
+    @property
+    def writes_states(self) -> bool:
+        """Whether they may be written: no rank reads them alone."""
+        return self.states is not None and self.states.writing
+
+    @contextmanager
+    def writing_states(self) -> Iterator[None]:
+        """Let states and gradients be written. REQUIRES: all ranks have come. Collective the first time."""
+        self.begin_states()
+        try:
+            yield
+        finally:
+            self.end_states()
 
     def damage(self, weights: Iterable[Listed], why: str) -> None:
         """Refuse uses of weights that are written in part, until mend()."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import struct
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, cast
 
 import torch
@@ -14,6 +15,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from .. import _core
 from .._errors import InvalidArgumentError
+from .clipping import NAMES, is_clipping, is_gradient
 from .compile import left_out, opaque
 from .dispatch import SPECIAL
 from .group import Group
@@ -22,7 +24,6 @@ from .telling import collective, numbers_of
 from .tensor import LogicalTensor, is_sharded
 
 joined: list[Any] = []  # loops in etp.join(), whose ranks are told of clipping
-_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
 
 
 class Rows(Protocol):
@@ -113,12 +114,23 @@ def clip_grad_norm_(
     factor = min(max_norm / (float(total) + 1e-6), 1.0)
     if not factor >= 1:  # NaN, too
         rows = [plain(gradient) for gradient in gradients]
-        for gradient in gradients:
-            if isinstance(gradient, LogicalTensor):
-                gradient.store.written(stamp_of("clip", [factor], [gradient.store.stamp]))
-        for kind in {(type(each), each.dtype) for each in rows}:
-            torch._foreach_mul_([each for each in rows if (type(each), each.dtype) == kind], factor)
+        with _writing(gradients):
+            for gradient in gradients:
+                if isinstance(gradient, LogicalTensor):
+                    gradient.store.written(stamp_of("clip", [factor], [gradient.store.stamp]))
+            for kind in {(type(each), each.dtype) for each in rows}:
+                torch._foreach_mul_([each for each in rows if (type(each), each.dtype) == kind], factor)
     return total
+
+
+@contextlib.contextmanager
+def _writing(gradients: list[torch.Tensor]) -> Iterator[None]:
+    """Let rows of gradients be written: all ranks have come."""
+    models = {id(each.store.model): each.store.model for each in gradients if is_sharded(each)}
+    with contextlib.ExitStack() as sections:
+        for model in sorted(models.values(), key=lambda model: model.number):
+            sections.enter_context(model.writing_states())
+        yield
 
 
 def _norm_of_all(
@@ -156,7 +168,7 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
         if type(rows) is not torch.Tensor and hasattr(rows, "full_tensor"):  # a DTensor of fully_shard()
             rows = cast(Any, rows).detach().full_tensor()
             alive.append(rows)
-        dtype = _NAMES.get(rows.dtype)
+        dtype = NAMES.get(rows.dtype)
         if dtype is None or not rows.is_cpu:
             raise InvalidArgumentError(f"a norm of {rows.dtype} on {rows.device}: floats in host memory are possible")
         if not rows.is_contiguous():
@@ -181,22 +193,6 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
 # --- operations of the dispatcher on gradients, whose norms are collective and do not depend on the number of ranks
 
 
-def _is_gradient(tensor: Any) -> bool:
-    """Tell whether a tensor has all rows of what goes with a weight, is not the weight itself, which is pulled, and no
-    state that one rank reads alone."""
-    return (
-        is_sharded(tensor)
-        and tensor.store.weight is None
-        and not tensor.store.asks_nobody()
-        and tensor.rows is not None
-        and tensor.rows.is_contiguous()
-        and not tensor.chain
-        and tensor.dtype in _NAMES
-        and tensor.etp is not None
-        and not tensor.requires_grad
-    )
-
-
 def _scalar(value: float, like: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return torch.tensor(value, dtype=dtype or like.dtype)
 
@@ -206,7 +202,7 @@ def _vector_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     order = args[1] if len(args) > 1 else 2
     dim = args[2] if len(args) > 2 else None
     keepdim = args[3] if len(args) > 3 else False
-    if not _is_gradient(x) or dim is not None or keepdim:
+    if not is_gradient(x) or dim is not None or keepdim or (x.store.asks_nobody() and not is_clipping()):
         return NotImplemented
     return _scalar(_norm_of(x, float(order)), x, kwargs.get("dtype"))
 
@@ -243,13 +239,13 @@ def _version_of(tensor: LogicalTensor) -> tuple[int, int]:
 
 def _gradients_of(model: Any) -> list[LogicalTensor]:
     with DisableTorchFunctionSubclass():
-        return [each for each in (weight.parameter.grad for weight in model.weights) if _is_gradient(each)]
+        return [each for each in (weight.parameter.grad for weight in model.weights) if is_gradient(each)]
 
 
 def _foreach_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensors = list(args[0])
     order = float(args[1]) if len(args) > 1 else 2.0
-    if not all(_is_gradient(each) or not isinstance(each, LogicalTensor) for each in tensors):
+    if not all(is_gradient(each) or not isinstance(each, LogicalTensor) for each in tensors):
         return NotImplemented
     found = _norms(tensors, order, together=False)
     dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
@@ -263,13 +259,15 @@ def unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch
     for store in models.values():
         if not agree(store, f"the unscaling of {store} and others", repr(inv_scale.item()).encode()):
             raise refuse_difference(f"the unscaling of {store} and others")
-    torch._amp_foreach_non_finite_check_and_unscale_([plain(each) for each in grads], found_inf, inv_scale)
+    with _writing(grads):
+        torch._amp_foreach_non_finite_check_and_unscale_([plain(each) for each in grads], found_inf, inv_scale)
+        for store in (each.store for each in grads if is_sharded(each)):
+            store.written(stamp_of("unscale", [inv_scale.item()], [store.stamp]))
     agreements: dict[int, Callable[[float], float]] = {}  # by group, in the order of parameters
     for each in grads:
         parallel = each.parallel if type(each) is PartGradient else None
         if is_sharded(each):
             store = each.store
-            store.written(stamp_of("unscale", [inv_scale.item()], [store.stamp]))
             agreements.setdefault(id(store.spec.group), functools.partial(_largest, store.spec.group))
             parallel = getattr(each.etp, "parallel", None)
         if parallel is not None:
@@ -282,7 +280,7 @@ def unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch
 
 
 def _unscale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not all(_is_gradient(each) for each in args[0] if isinstance(each, LogicalTensor)):
+    if not all(is_gradient(each) for each in args[0] if isinstance(each, LogicalTensor)):
         return NotImplemented
     return unscale(*args)
 

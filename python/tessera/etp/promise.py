@@ -48,7 +48,9 @@ class Promise:
             kind = type(optimizer).__name__
             found = [(weight.name, _differences(step, optimizer, weight, arguments)) for weight in chosen.values()]
             own = next((f"{name}\0{', '.join(names)}" for name, names in found if names), "")
-            differs = next((told for told in model.core.exchange(f"a first step of {kind}", own.encode()) if told), None)
+            differs = next(
+                (told for told in model.core.exchange(f"a first step of {kind}", own.encode()) if told), None
+            )
             if differs is None:
                 self._compared.update({kind: self._compared.get(kind, 0) + 1 for kind in chosen})
                 continue

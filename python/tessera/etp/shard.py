@@ -92,7 +92,8 @@ def shard_module_(
         dp: A group of init_group() over an orthogonal axis, for data parallelism: its ranks keep the same rows, and
             train on different tokens. Gradients are reduced over both, in the order (dp, group) of ranks.
         native: Regular expressions for names of weights with a quantised format. Ranks share nothing of these but what
-            travels: the parameter is the master that it is made from, in memory of this rank's own.
+            travels: the parameter is the master that it is made from, in memory of this rank's own. One rank reads its
+            values alone where processes of one user may read each other's memory (ptrace).
         masters: "all", or "trained": native weights that are frozen now keep none, and are never trained. Only what
             travels stays in memory, and state_dict(), summon() and unshard_() give the values that it decodes to.
         experts: Lists of names of weights of one shape, which are gathered and quantised together when the first one of
@@ -158,6 +159,7 @@ def shard_module_(
         sharded.runtime.start()
         for weight in sharded.weights:
             weight.drop_rows()
+        sharded.show_masters()
         sharded.adopt = Adopter(sharded, choice.of_parameter, cut.make)
         if any(True for _ in model.buffers()):
             sharded.buffers = Buffers(sharded.core, model, rules)

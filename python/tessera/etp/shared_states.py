@@ -1,10 +1,16 @@
-"""Rows of optimisers' states in memory that other ranks read, so that one rank may read a state alone.
+"""Rows of optimisers' states, masters and gradients in memory that other ranks read, so that one rank may read them
+alone.
 
-Each rank has a *board* in shared memory that only it writes: a head, and an entry for each state that it keeps, with
-the place of its rows. Ranks name a state alike without a word: by the update that has made it, its weight and its key.
-States are written within updates only, which begin once all ranks have come to them, and the head counts these: it is
-odd while this rank writes. A reader waits until the owner's count is even and not behind its own, copies, and looks
-again. So a rank that reads alone sees what the last update has left, and waits for owners that have not ended it yet.
+Each rank has a *board* in shared memory that only it writes: a head, and an entry for each state, master and gradient
+that it keeps, with the place of its rows. Ranks name these alike without a word: by the update that has made it, its
+weight and its key. They are written within updates only, which begin once all ranks have come to them, and the head
+counts these: it is odd while this rank writes. A reader waits until the owner's count is even and not behind its own,
+copies, and looks again. So a rank that reads alone sees what the last update has left, and waits for owners that have
+not ended it yet.
+
+The end of a backward, where ranks meet, is an update in this sense. Within a backward an owner adds to a gradient, or
+to what it makes in the memory of the last one, once all ranks have produced theirs or nothing will come: a rank that
+still reads what the last backward has left has not.
 
 What is let go is freed once the next update has begun, when no rank reads: one that is behind may still want it.
 """
@@ -16,7 +22,7 @@ import math
 import os
 import time
 import weakref
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -32,27 +38,49 @@ _WORDS = 8
 _MARK = 0x3154534154454554
 _ENTRIES = 1022  # of a first board: 64 KiB
 Words = Any  # an array of NumPy, which Python writes in a tenth of the time that tensors take
+_NAMES = 1 << 63
+_MIX_COUNT, _MIX_NUMBER = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F  # odd, and without a pattern
 _FIRST_WAIT, _LONGEST_WAIT = 50e-6, 2e-3  # seconds between two looks
 
 
 class SharedRows:
-    """A state's rows on the board; they leave it with their store."""
+    """Rows on the board; they leave it with this object."""
 
-    def __init__(self, states: SharedStates, name: int, entry: Words, block: torch.Tensor) -> None:
+    def __init__(self, states: SharedStates, name: int, entry: Words, rows: torch.Tensor, counted: int) -> None:
+        """`counted` is how many bytes `states` has added for it."""
         self._states, self._name, self._entry = states, name, entry
-        weakref.finalize(self, states.let_go, entry, block).atexit = False
+        weakref.finalize(self, states.let_go, entry, rows, counted).atexit = False
 
     def note(self, stamp: int) -> None:
         """Show what has gone into the rows."""
         self._states.note(self._entry, stamp)
 
+    _awaited = False  # where a rank that has come as far does not show it yet
+
     def read(self, what: str, spec: Spec, rows: torch.Tensor, stamp: int) -> tuple[torch.Tensor, list[int]]:
         """Return the whole tensor of all ranks' rows, in memory of its own, and every rank's stamp. Asks nobody."""
-        return self._states.read(what, self._name, spec, rows, stamp)
+        return self._states.read(what, self._name, spec, rows, stamp, self._awaited)
 
     @property
     def readable(self) -> bool:
         return not self._states.writing
+
+    def become(self, number: int) -> None:
+        """Take the name of what this update makes of weight `number`: nobody has the rows of before."""
+        self._name = self._states.rename(self._entry, number)
+
+
+class SharedGradient(SharedRows):
+    """A gradient's rows, to which owners add those of all ranks within backwards: as soon as all have come to them."""
+
+    _awaited = True  # one that is assigned is shown when its rank comes to that line
+
+    @property
+    def readable(self) -> bool:
+        return not (self._states.writing or self._states.adding)
+
+
+Rows = TypeVar("Rows", bound=SharedRows)
 
 
 class _Board:
@@ -68,11 +96,13 @@ class SharedStates:
     """The boards of one model's ranks.
 
     Attributes:
-        bytes: Of rows that this rank keeps there.
+        bytes: Of states' rows that this rank keeps there.
         writing: This rank is within an update.
+        adding: It is within a backward.
     """
 
     bytes: int
+    adding: bool
 
     def __init__(self, core: _core.ShardGroup, rank: int, size: int, timeout: float) -> None:
         """Collective over `core`. `rank` and `size` are those of the ranks that share rows, one replica of it."""
@@ -81,13 +111,17 @@ class SharedStates:
         self._reader = _core.MemoryReader(core, 1)
         self._boards: list[Words] = []  # of this rank, each twice as long as the one before
         self._free: list[Words] = []  # entries
-        self._gone: list[tuple[Words, torch.Tensor]] = []  # entries and blocks that have been let go
+        self._gone: list[tuple[Words, torch.Tensor]] = []  # entries and rows that have been let go
         self._made: dict[tuple[int, str], int] = {}  # states of this update, by weight and key
         self.bytes = 0
+        self.adding = False
         self._depth = 0
         self._count = 0
         self._process = os.getpid()
+        self._changed = False  # an entry, which is to be told at the end of this update
         board = self._add_board(_ENTRIES)
+        self._head: Words = board[0]
+        self._count_at = self._head[_COUNT:].ctypes.data
         place = torch.tensor(self._reader.refer(board.ctypes.data, board.nbytes), dtype=torch.int64)
         told = core.exchange("where states are told", place.numpy().tobytes())
         self._others = [
@@ -108,11 +142,6 @@ class SharedStates:
         self._boards.append(board)
         return board
 
-    @property
-    def _head(self) -> Words:
-        found: Words = self._boards[0][0]
-        return found
-
     def begin(self) -> None:
         """Let states be written: all ranks have come, and none reads. Loads within an update are a part of it."""
         self._depth += 1
@@ -125,6 +154,7 @@ class SharedStates:
         """Let them be read."""
         if self._depth == 1:
             self._next_count()
+            self._made.clear()
         self._depth = max(0, self._depth - 1)
 
     @property
@@ -136,7 +166,17 @@ class SharedStates:
         self._show_count()
 
     def _show_count(self) -> None:
-        _core.set_sequence(self._head[_COUNT:].ctypes.data, self._count)
+        if self._changed:
+            self._head[_CHANGES] += 1
+            self._changed = False
+        _core.set_sequence(self._count_at, self._count)
+
+    def _change(self) -> None:
+        """Note that an entry has changed: others read the board again."""
+        if self.writing:
+            self._changed = True
+        else:
+            self._head[_CHANGES] += 1
 
     @property
     def count(self) -> int:
@@ -156,30 +196,70 @@ class SharedStates:
             return None
         nth = self._made[number, key] = self._made.get((number, key), -1) + 1
         name = _name_of(self._count, number, key, nth, str(rows.dtype))
-        size = rows.numel() * rows.element_size()
-        block = _shared(max(size, 8))
-        placed = block[:size].view(rows.dtype).view(rows.shape) if size else torch.empty_like(rows)
+        placed = shared_like(rows)
         placed.copy_(rows)
+        return placed, self._show(name, placed, True)
+
+    @property
+    def reads_private(self) -> bool:
+        """Whether ranks may read each other's private memory. The same on all."""
+        return not self._reader.refused
+
+    def show(self, number: int, key: str, rows: torch.Tensor) -> SharedRows:
+        """Show rows of weight `number` where they are: in shared memory unless ranks read private memory. REQUIRES:
+        `writing`; no other rows of the weight have this key."""
+        return self._show(_name_of(number, key), rows, False)
+
+    def show_gradient(self, number: int, rows: torch.Tensor) -> SharedGradient:
+        """Show a gradient of weight `number`, likewise: the only one of this update."""
+        return self._show(self._gradient_of(number), rows, False, SharedGradient)
+
+    def show_assigned(self, number: int, rows: torch.Tensor, stamp: int) -> SharedGradient:
+        """Show rows that all ranks take as a gradient of weight `number` once they come to this line. REQUIRES:
+        `reads_private`."""
+        nth = self._made[number, "assigned"] = self._made.get((number, "assigned"), -1) + 1
+        name = _name_of(self._count, number, "assigned", nth)
+        shown = self._show(name, rows, False, SharedGradient)
+        shown.note(stamp)
+        return shown
+
+    def rename(self, entry: Words, number: int) -> int:
+        """As SharedRows.become(). Returns the name."""
+        name = self._gradient_of(number)
+        entry[_STAMP], entry[_NAME] = 0, name
+        self._change()
+        return name
+
+    def _gradient_of(self, number: int) -> int:
+        """Name a gradient that is made now: a hash of its weight and the update."""
+        return ((self._count * _MIX_COUNT + number * _MIX_NUMBER) % _NAMES) or 1
+
+    def _show(self, name: int, rows: torch.Tensor, counts: bool, kind: type[Rows] = SharedRows) -> Rows:  # type: ignore[assignment]
         if not self._free:
             self._add_board(2 * (self._boards[-1].shape[0] - 1))
         entry = self._free.pop()
-        arena, offset = self._reader.refer(block.data_ptr(), block.numel())
+        size = rows.numel() * rows.element_size()
+        arena, offset = self._reader.refer(rows.data_ptr(), size) if size else (0, 0)
         entry[_STAMP], entry[_ARENA], entry[_OFFSET], entry[_BYTES] = 0, arena, offset, size
         entry[_NAME] = name
-        self._head[_CHANGES] += 1
-        self.bytes += size
-        return placed, SharedRows(self, name, entry, block)
+        self._change()
+        counted = size if counts else 0
+        self.bytes += counted
+        return kind(self, name, entry, rows, counted)
 
     def note(self, entry: Words, stamp: int) -> None:
         """As SharedRows.note()."""
         entry[_STAMP] = stamp
-        self._head[_CHANGES] += 1
+        if self._depth > 0:
+            self._changed = True
+        else:
+            self._change()
 
-    def let_go(self, entry: Words, block: torch.Tensor) -> None:
-        """Note that this rank does not want a state any more. Others may still read it."""
+    def let_go(self, entry: Words, rows: torch.Tensor, counted: int) -> None:
+        """Note that this rank does not want rows any more. Others may still read them."""
         if os.getpid() == self._process:  # and not in a fork's copy of it
-            self.bytes -= int(entry[_BYTES])
-            self._gone.append((entry, block))
+            self.bytes -= counted
+            self._gone.append((entry, rows))
 
     def _take_away(self) -> None:
         """Free what has been let go. REQUIRES: no rank reads."""
@@ -188,12 +268,14 @@ class SharedStates:
             entry[_NAME] = 0
             self._free.append(entry)
         if gone:
-            self._head[_CHANGES] += 1
+            self._change()
 
     # --- what it reads of others
 
-    def read(self, what: str, name: int, spec: Spec, rows: torch.Tensor, stamp: int) -> tuple[torch.Tensor, list[int]]:
-        """As SharedRows.read()."""
+    def read(
+        self, what: str, name: int, spec: Spec, rows: torch.Tensor, stamp: int, awaited: bool
+    ) -> tuple[torch.Tensor, list[int]]:
+        """As SharedRows.read(). What is `awaited` may be shown later."""
         dim = spec.dim or 0
         shape = (spec.rows, *rows.shape[1:]) if spec.dim is None else tuple(spec.shape)
         whole, stamps = torch.empty(shape, dtype=rows.dtype), [stamp] * self._size
@@ -206,43 +288,61 @@ class SharedStates:
                 into.copy_(rows)
                 continue
             packed = into if into.is_contiguous() else torch.empty(into.shape, dtype=rows.dtype)
-            stamps[rank] = self._copy(what, name, rank, packed)
+            stamps[rank] = self._copy(what, name, rank, packed, awaited)
             if packed is not into:
                 into.copy_(packed)
         return whole.view(spec.shape), stamps
 
-    def _copy(self, what: str, name: int, rank: int, into: torch.Tensor) -> int:
+    def _copy(self, what: str, name: int, rank: int, into: torch.Tensor, awaited: bool) -> int:
         """Copy the rows of one rank; return their stamp."""
         until, wait = time.monotonic() + self._timeout, _FIRST_WAIT
         board = self._others[rank]
-        size = into.numel() * into.element_size()
         while True:
             head = self._words(rank, board.arena, board.offset, 1)[0]
             if head[_COUNT] % 2 == 0 and head[_COUNT] >= self._count:
                 place = self._place_of(rank, board, head, name)
-                if place is None:
+                if place is None and not awaited:
                     raise InvalidArgumentError(
                         f"{what}: rank {rank} has no such state: it has let go its optimiser, or its step failed: let "
                         "all ranks keep their optimisers as long as one of them reads"
                     )
-                arena, offset, found, stamp = place
-                if found != size:
-                    raise InvalidArgumentError(f"{what}: rank {rank} has {found} bytes of it, not {size}")
-                error = self._read(rank, arena, offset, into)
-                again = self._words(rank, board.arena, board.offset, 1)[0]
-                if again[_COUNT] == head[_COUNT] and (
-                    again[_CHANGES] == head[_CHANGES] or self._place_of(rank, board, again, name) == place
-                ):
-                    if error is not None:
-                        raise error
+                stamp = None if place is None else self._copy_from(what, rank, board, head, name, place, into)
+                if stamp is not None:
                     return stamp
             if time.monotonic() > until:
+                call = "backward pass, or has let its gradient go," if awaited else "optimiser's step"
                 raise DeadlineExceededError(
-                    f"{what}: rank {rank} has not ended its optimiser's step after {self._timeout:g} s: has it made as "
-                    "many steps as this rank?"
+                    f"{what}: rank {rank} has not ended its {call} after {self._timeout:g} s: has it made as many "
+                    "steps as this rank?"
                 )
             time.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT)
+
+    def _copy_from(
+        self,
+        what: str,
+        rank: int,
+        board: _Board,
+        head: list[int],
+        name: int,
+        place: tuple[int, int, int, int],
+        into: torch.Tensor,
+    ) -> int | None:
+        """Copy rows from a place of a board whose head was `head`; return their stamp. None: the board has changed
+        meanwhile."""
+        arena, offset, found, stamp = place
+        size = into.numel() * into.element_size()
+        if found != size:
+            raise InvalidArgumentError(f"{what}: rank {rank} has {found} bytes of it, not {size}")
+        error = self._read(rank, arena, offset, into)
+        again = self._words(rank, board.arena, board.offset, 1)[0]
+        if again[_COUNT] != head[_COUNT] or (
+            again[_CHANGES] != head[_CHANGES] and self._place_of(rank, board, again, name) != place
+        ):
+            return None
+        if error is not None:
+            raise error
+        return stamp
 
     def _place_of(self, rank: int, board: _Board, head: list[int], name: int) -> tuple[int, int, int, int] | None:
         """Find a state on a board. REQUIRES: `head` has been read just now."""
@@ -277,6 +377,12 @@ def _shared(size: int) -> torch.Tensor:
     """Return zeroed bytes that other processes can read."""
     found: torch.Tensor = from_dlpack(_core.shared_bytes(math.ceil(size / 8) * 8))
     return found
+
+
+def shared_like(rows: torch.Tensor) -> torch.Tensor:
+    """Return contiguous zeros of the same shape and dtype, in memory that other processes can read."""
+    size = rows.numel() * rows.element_size()
+    return _shared(size).view(rows.dtype).flatten()[: rows.numel()].view(rows.shape) if size else torch.zeros_like(rows)
 
 
 def _name_of(*parts: Any) -> int:

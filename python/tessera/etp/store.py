@@ -31,6 +31,7 @@ class Model(Protocol):
     group: Group
     member: Member
     replicas: int
+    number: int
     inline: bool  # gradients are reduced at once, at nodes that all ranks pass together
     batch: Any  # the Batch of a step that is under way, or None
 
@@ -38,8 +39,11 @@ class Model(Protocol):
     def core(self) -> _core.ShardGroup: ...  # the ranks of all replicas
     @property
     def updating(self) -> bool: ...  # rows of weights may be written already
+    @property
+    def writes_states(self) -> bool: ...  # those of states and gradients, too
     def in_forward(self) -> bool: ...
     def in_backward(self) -> bool: ...
+    def writing_states(self) -> contextlib.AbstractContextManager[None]: ...
     def writing(
         self, weights: Sequence[Any], what: str, told: bytes, begins: bool
     ) -> contextlib.AbstractContextManager[Sequence[bytes]]: ...
@@ -58,7 +62,7 @@ class Weight(Protocol):
 
 
 class Shared(Protocol):
-    """What a state's store needs of its rows in memory that other ranks read."""
+    """What the store of a state or gradient needs of its rows in memory that other ranks read."""
 
     @property
     def readable(self) -> bool: ...
@@ -193,7 +197,7 @@ class Store:
         recipe: How the whole is made again of what can be pulled. None: by a gather of rows.
         writes: How often it has been written.
         saved: It is a value of a state_dict(): programs that save it may ask for memory with all of it.
-        shared: Of an optimiser's state: its rows where other ranks read them.
+        shared: Of a gradient, or an optimiser's state: its rows where other ranks read them.
     """
 
     __slots__ = (
@@ -255,8 +259,8 @@ class Store:
         return torch.empty_strided(self.spec.shape, tuple(self.stride), dtype=self.dtype, device="meta")
 
     def whole(self, product: bool = False) -> torch.Tensor:
-        """Return the whole tensor, to be read. Of a parameter and an optimiser's state it is pulled and nobody is
-        asked; of others this is collective.
+        """Return the whole tensor, to be read. Of a parameter, a gradient and an optimiser's state it is pulled, and
+        nobody is asked; of others this is collective.
 
         Args:
             product: It becomes a factor of a product, which takes what a weight's format makes of its values.

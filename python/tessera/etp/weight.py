@@ -18,13 +18,15 @@ from .._errors import InternalError, InvalidArgumentError
 from .anchors import TOLD_OF_INPUTS, is_reached, led_to
 from .chunks import Cut
 from .gathered_rows import gather_rows
+from .gradient_memory import GradientMemory
 from .inline import Reduce
 from .main_grad import Lent, main_grad_of
 from .matrix import Matrix, Model
 from .norms import Parallel
 from .placeholder import Placeholder
 from .post_hooks import PostHooks
-from .store import Spec, Store, agree, digest_of, refuse_difference
+from .shared_states import SharedStates
+from .store import Shared, Spec, Store, agree, digest_of, refuse_difference
 from .telling import telling
 from .tensor import LogicalTensor, is_sharded
 from .uses import refuse_twice
@@ -166,6 +168,8 @@ class Weight(Matrix):
         self.lent = Lent()
         self._unreduced: list[torch.Tensor] = []  # rows of inline reductions that have failed
         self._row_parameter: torch.nn.Parameter | None = None
+        self._master: Shared | None = None  # where other ranks read a master that does not travel
+        self._gradient_memory = GradientMemory()
 
     def _store(self) -> Store:
         """Return the rows as those of a logical tensor, in the whole's dims where they are slices of one."""
@@ -190,13 +194,35 @@ class Weight(Matrix):
 
     def asks_nobody(self) -> bool:
         """Tell whether its values can be pulled."""
-        return not self.model.updating and self.travels_as(False)
+        return not self.model.updating and (self.travels_as(False) or self._reads_master)
+
+    @property
+    def _reads_master(self) -> bool:
+        return self._master is not None and self._master.readable
+
+    @property
+    def wants_master_shown(self) -> bool:
+        """Whether its master does not travel, is kept, and other ranks do not know where it lies."""
+        return self._master is None and not (self.planes_only or self.in_place)
+
+    def show_master(self, states: SharedStates) -> None:
+        """Let other ranks read its master alone. All ranks do so, while states may be written."""
+        self._master = states.show(self.number, "master", self.local)
+
+    def hide_master(self) -> None:
+        """Other ranks cannot find it any longer."""
+        self._master = None
 
     def pull(self, product: bool) -> torch.Tensor:
         """Return the whole weight, to be read, in its own dtype. A weight with a format has its master's values, except
-        as a factor of a product, which takes what the format makes of them; and within an update ranks read what their
-        rows are now: both are collective."""
+        as a factor of a product, which takes what the format makes of them. Within an update ranks read what their rows
+        are now; that, and what is decoded of a weight that is kept quantised only, is collective."""
         model = self.model
+        if not (model.updating or self.travels_as(product)) and self._master is not None and self._reads_master:
+            model.reading_phase()
+            rows, spec = self.store.rows, self.store.spec
+            assert rows is not None
+            return self._master.read(f"the master of {self.name}", spec, rows, 0)[0]
         if model.updating or not self.travels_as(product):
             model.require_alone(f"a read of {self.name} that asks all ranks")
             return self.part_from(self.values())
@@ -386,6 +412,7 @@ class Weight(Matrix):
             if not value.chain and value.store.weight is None:
                 value.store.kept, value.store.held = True, self
                 value.store.name = value.store.name or f"the gradient of {self.name}"
+                self._show_assigned(value.store)
                 return value
             return self.gradient_of(value.rows.detach().clone(), value.store.stamp)
         what = f".grad = of sharded parameter {self.name}"
@@ -393,7 +420,20 @@ class Weight(Matrix):
             whole = _dense(value).detach()
             if not agree(self.store, what, digest_of([whole])):
                 raise refuse_difference(what)
-            return self.gradient_of(self.store.spec.cut(whole).clone(memory_format=torch.contiguous_format))
+            rows = self.cut(whole)
+            if self.model.updating or self.model.in_backward():  # ranks may be at different places
+                return self.gradient_of(rows.clone(memory_format=torch.contiguous_format))
+            with self.model.writing_states():
+                return self.shown_gradient(rows)
+
+    def _show_assigned(self, store: Store) -> None:
+        """Let other ranks read what a program has made of gradients, where they read private memory. Within updates and
+        backwards ranks may be at different places."""
+        states, rows = self.model.states, store.rows
+        if states is None or rows is None or store.shared is not None or not states.reads_private:
+            return
+        if rows.is_contiguous() and not (states.writing or states.adding or self.model.updating):
+            store.shared = states.show_assigned(self.number, rows, store.stamp)
 
     def gradient_of(self, rows: torch.Tensor, stamp: int = 0) -> LogicalTensor:
         """Return a gradient that has these rows."""
@@ -404,6 +444,18 @@ class Weight(Matrix):
         stride = self.stride
         store = Store(self.model, spec, rows, rows.dtype, stride, stamp, name, kept=True, held=self)
         return LogicalTensor.of(store)
+
+    def shown_gradient(self, rows: torch.Tensor, stamp: int = 0) -> LogicalTensor:
+        """Return a gradient that has these rows, in memory that other ranks read. All ranks make it, while states may
+        be written."""
+        states = self.model.states
+        if states is None:
+            return self.gradient_of(rows, stamp)
+        rows, shared = self._gradient_memory.show(rows, states, self.number)
+        gradient = self.gradient_of(rows, stamp)
+        gradient.store.shared = shared
+        shared.note(stamp)
+        return gradient
 
     def rows_as_value(self, rows: torch.Tensor) -> LogicalTensor:
         """Return a tensor, not kept, that has these rows."""
@@ -441,7 +493,8 @@ class Weight(Matrix):
             self._unreduced.append(rows)
             raise
         self._point_at(None)
-        return self.gradient_of(rows.to(self.dtype))
+        with model.writing_states():
+            return self.shown_gradient(rows.to(self.dtype))
 
     def part_from(self, rows: torch.Tensor) -> torch.Tensor:
         """All ranks' rows, in the logical shape; the tp_group's part. Collective."""
@@ -509,9 +562,11 @@ class Weight(Matrix):
             return
         self._direct = direct and grad is None
         rows = self.local
-        self._memory = memory = (
-            torch.empty_like(rows, dtype=torch.float32) if self.dtype is torch.float16 else torch.empty_like(rows)
-        )
+        if self._direct and self.group.size > 1:
+            self._memory = memory = self._gradient_memory.room(rows)
+        else:
+            dtype = torch.float32 if self.dtype is torch.float16 else self.dtype
+            self._memory = memory = torch.empty_like(rows, dtype=dtype)
         self._point_at(memory, empty=True)
 
     def before_drain(self) -> None:
@@ -575,16 +630,18 @@ class Weight(Matrix):
             self._direct = self.gradient is None and not self.tensor_hooks and not self.model.rescales
         if self._direct:
             if self.gradient is None:
-                self.gradient = self.gradient_of(memory.to(self.dtype))
+                self.gradient = self.shown_gradient(memory)
             else:
-                self.gradient.store.writes += 1
+                self.gradient.store.move_stamp(self.gradient.store.stamp)
             return
         if self.model.rescales:
             memory = memory.mul(self.model.factor)
-        gradient: Any = self.gradient_of(memory.to(self.dtype))
+        gradient: Any = self.shown_gradient(memory.to(self.dtype))
         for hook in list((self.tensor_hooks or {}).values()):
             replaced = hook(gradient)
             gradient = gradient if replaced is None else self.as_gradient(replaced)
+        if gradient.store.shared is None and gradient.store.rows is not None:
+            gradient = self.shown_gradient(gradient.store.rows, gradient.store.stamp)
         if self.gradient is None:
             self.gradient = gradient
         else:

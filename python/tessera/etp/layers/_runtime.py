@@ -81,6 +81,7 @@ class LayersModel(ShardedModel):
         self.runtime.start()
         for weight in self.weights:
             weight.drop_rows()
+        self.show_masters()
         self.watch_tied(layer)
 
     def watch_tied(self, module: torch.nn.Module) -> None:

@@ -377,6 +377,30 @@ def read(world: World) -> None:
                 world.note(f"the norm of {key} of {name}", value.float().norm(), reader)
 
 
+def read_gradients(world: World) -> None:
+    """On one rank alone; the others go on."""
+    for _ in range(world.draw.choice([1, 2])):
+        world.backward()
+        name, parameter = world.parameter()
+        change = world.draw.choice(["none", "none", "mul_", "assign", "list"])
+        gradients = [each.grad for _, each in sorted(world.model.named_parameters()) if each.grad is not None]
+        if change == "list":
+            torch._foreach_mul_(gradients, 0.5)
+        if parameter.grad is None:
+            continue
+        if change == "mul_":
+            parameter.grad.mul_(0.5)
+        elif change == "assign":
+            parameter.grad = parameter.grad * 0.5
+        reader = world.draw.randrange(world.run.size)
+        if reader in world.ranks():
+            world.note(f"the norm of the gradient of {name}, {change}", parameter.grad.norm(), reader)
+            world.note(f"the largest of the gradient of {name}", (parameter.grad + 0).abs().max(), reader)
+    if world.draw.random() < 0.5:
+        world.optimizer.step()
+        world.optimizer.zero_grad(set_to_none=world.draw.random() < 0.5)
+
+
 def averaged(world: World) -> None:
     with torch.no_grad():
         for name, parameter in world.model.named_parameters():
@@ -410,7 +434,8 @@ def summoned(world: World) -> None:
 
 ACTION_WEIGHTS: dict[Callable[[World], None], int] = {
     step: 8, backward_without_a_step: 2, change_gradients: 2, write: 3, step_by_hand: 1, freeze: 2, hook: 2,
-    new_optimizer: 1, late_layer: 1, replaced_layer: 1, tie: 1, save: 2, load: 1, evaluate: 2, read: 2, averaged: 1,
+    new_optimizer: 1, late_layer: 1, replaced_layer: 1, tie: 1, save: 2, load: 1, evaluate: 2, read: 2,
+    read_gradients: 2, averaged: 1,
     copied: 1, summoned: 1,
 }  # fmt: skip
 

@@ -77,11 +77,19 @@ def _plain(kind: Any, maker: str, steps: int, ranks: int) -> Any:
     return facts(state_of(model, optimizer))
 
 
-def _saves_alone(rank: int, size: int, kind: Any, maker: str, saver: int) -> list[bytes]:
+FORMATS: dict[str, dict[str, Any]] = {
+    "mxfp8": {"formats": {".*": "mxfp8"}},
+    "native": {"formats": {".*": "nvfp4"}, "native": [".*"]},
+    "bf16": {"formats": {".*": "bf16"}},
+}
+
+
+def _saves_alone(rank: int, size: int, kind: Any, maker: str, saver: int, format: str = "") -> list[bytes]:
     """One rank saves after each step; the others go on at once."""
     saved = []
     with etp.init_group(timeout=30) as group:
-        model = etp.shard_module_(built(kind), group, reduction="sum", min_elements=256)
+        options = FORMATS.get(format, {})
+        model = etp.shard_module_(built(kind), group, reduction="sum", min_elements=256, **options)
         optimizer = MAKERS[maker](model)
         for number in range(4):
             step(model, optimizer, number, size, rank)
@@ -108,6 +116,29 @@ def test_one_rank_saves_model_and_optimiser_alone(size: int, kind: Any, maker: s
         tensors = [each for entry in found["optimizer"]["state"].values() for each in entry.values()]
         assert all(type(each) is torch.Tensor for each in tensors)
         assert facts(found) == _plain(kind, maker, steps, size)
+
+
+def _saves_together(rank: int, size: int, kind: Any, format: str) -> list[Any]:
+    """All ranks read after each step."""
+    read = []
+    with etp.init_group(timeout=30) as group:
+        model = etp.shard_module_(built(kind), group, reduction="sum", min_elements=256, **FORMATS[format])
+        optimizer = MAKERS["AdamW"](model)
+        for number in range(4):
+            step(model, optimizer, number, size, rank)
+            group.core.exchange("a step of all ranks", b"")
+            with etp.summon(model):
+                weights = {name: each.detach().clone() for name, each in model.state_dict().items()}
+            read.append(facts({"model": weights, "optimizer": unpacked(packed(optimizer.state_dict()))}))
+    return read
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("size", "kind", "saver"), [(2, Tied, 0), (3, Tied, 2), (2, Experts, 1)])
+def test_one_rank_saves_masters_of_formatted_weights_alone(size: int, kind: Any, saver: int, format: str) -> None:
+    alone = functools.partial(_saves_alone, size=size, kind=kind, maker="AdamW", saver=saver, format=format)
+    saved = [facts(unpacked(content)) for content in launch(alone, size)[saver]]
+    assert saved == launch(functools.partial(_saves_together, size=size, kind=kind, format=format), size)[saver]
 
 
 def _goes_on(rank: int, size: int, content: bytes) -> Any:
