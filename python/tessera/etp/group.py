@@ -195,7 +195,7 @@ def init_group(
     arguments it is torch's default group, if that is initialised; else the group has one rank.
 
     Args:
-        process_group: A torch.distributed ProcessGroup.
+        process_group: A torch.distributed ProcessGroup. A DeviceMesh is taken as `mesh`.
         mesh: A DeviceMesh of one dim: an axis of a larger one is mesh["etp"].
         store: URL of a Tessera store, such as "auto"; no torch.distributed is needed then.
         rank, size: With a store. None: RANK and WORLD_SIZE.
@@ -203,6 +203,8 @@ def init_group(
         timeout: Seconds that a rank waits for the others, here and later. None: 60, and 1800 where a write waits for
             ranks that read the weights. A death is told within a second.
     """
+    if mesh is None and type(process_group).__name__ == "DeviceMesh":
+        process_group, mesh = None, process_group
     try:
         name, timeout = text("name", name), _WAIT if timeout is None else seconds("timeout", timeout)
         if sum(each is not None for each in (process_group, mesh, store)) > 1:

@@ -159,7 +159,7 @@ def _parallel(parameter: torch.Tensor) -> Parallel | None:
 
 
 def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[float]:
-    group = None
+    group = model = None
     parts = []
     alive = []  # copies, while their addresses are used
     for gradient in gradients:
@@ -183,10 +183,13 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
                 raise InvalidArgumentError(
                     f"a norm of gradients of two ETP groups, {group} and {weight.group}: take two"
                 )
-            group = weight.group
+            group, model = weight.group, model or cast(Any, gradient).store.model
         slices, count = math.prod(weight.lead), weight.rows[1] - weight.rows[0]
         parts.append((rows.data_ptr(), slices, count, weight.matrix[1], dtype, weight.shard_rows, weight.matrix[0]))
+    # The model's own calls, where these are of the same ranks: one that comes to another call is told of both.
     core = _core.ShardGroup.single("norm") if group is None else group.core
+    if model is not None and model.replicas == 1:
+        core = model.core
     return _core.etp_norms(core, parts, order, together)
 
 
