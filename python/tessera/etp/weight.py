@@ -682,6 +682,8 @@ class Weight(Matrix):
             for number in self.numbers:
                 self.model.runtime.set_frozen(number, frozen)
             self.frozen = frozen
+            if frozen:
+                self._gradient_memory = GradientMemory()
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:
