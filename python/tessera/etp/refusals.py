@@ -26,10 +26,10 @@ def require_shardable(model: torch.nn.Module, named: Iterable[tuple[str, torch.n
             raise InvalidArgumentError(
                 f"shard_module_: {name or 'the model'} is a {wrapper}: shard the model first, then wrap it"
             )
-        if isinstance(module, torch.nn.Embedding) and (module.sparse or module.max_norm is not None):
+        if isinstance(module, torch.nn.Embedding) and module.max_norm is not None:
             raise InvalidArgumentError(
-                f"shard_module_: {name or 'the model'} is an Embedding with sparse=True or max_norm, which writes or "
-                "differentiates its weight in other ways: turn them off"
+                f"shard_module_: {name or 'the model'} is an Embedding with max_norm, which writes the rows that a "
+                "rank's own tokens name: turn it off, and clamp rows after the step, on all ranks"
             )
     for name, parameter in named:
         what = kind_refused(parameter)

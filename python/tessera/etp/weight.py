@@ -388,6 +388,8 @@ class Weight(Matrix):
         if self.model.wanted is None or self.number in self.model.wanted:
             with torch.no_grad():
                 self.give(_dense(gradient))
+        if gradient.is_sparse:  # autograd wants one of the same layout, and has no operations on a placeholder of it
+            return torch.zeros(gradient.shape, dtype=gradient.dtype, layout=torch.sparse_coo)
         return Placeholder.like(self.parameter)
 
     def register_tensor_hook(self, hook: Callable[[torch.Tensor], Any]) -> RemovableHandle:

@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a sharded model": (lambda: etp.shard_module_(sharded(), etp.init_group()), "sharded already"),
     "a lazy module": (lambda: sharded(torch.nn.LazyLinear(3)), "weight is not initialised yet"),
     "f64": (lambda: sharded(torch.nn.Linear(64, 64).double()), "of torch.float64"),
-    "a sparse embedding": (lambda: sharded(torch.nn.Embedding(64, 64, sparse=True)), "sparse=True or max_norm"),
+    "rows that a forward clamps": (lambda: sharded(torch.nn.Embedding(64, 64, max_norm=1.0)), "with max_norm, which"),
     "assigned weights": (
         lambda: sharded().load_state_dict(built().state_dict(), assign=True),
         r"emb.weight is sharded, and load_state_dict\(assign=True\)",

@@ -153,6 +153,29 @@ def stacks_of_experts(run: Run) -> Any:
     return run.weights(model)
 
 
+class Sparse(torch.nn.Module):
+    """Look-ups whose gradients plain torch keeps as the rows that were looked up; a sharded weight's are dense."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.sparse = sparse
+        self.emb = torch.nn.Embedding(WORDS, WIDTH, sparse=sparse)
+        self.bag = torch.nn.EmbeddingBag(WORDS, WIDTH, mode="sum", sparse=sparse)
+        self.table = torch.nn.Parameter(torch.randn(WORDS, WIDTH) / 8)
+        self.head = torch.nn.Linear(WIDTH, WORDS)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.emb(ids) + F.embedding(ids, self.table, sparse=self.sparse)
+        x = x + F.embedding(ids + 0, self.table, sparse=self.sparse)
+        return self.head(x + self.bag(ids).unsqueeze(1))
+
+
+def sparse_gradients(run: Run) -> Any:
+    model = run.sharded(built(lambda: Sparse(run.group is not None)), **OPTIONS)
+    run.train(model, torch.optim.SGD(model.parameters(), lr=0.5), accumulation=2)
+    return run.weights(model)
+
+
 def a_penalty(run: Run) -> Any:
     """It looks at whole weights, outside of any module."""
 
