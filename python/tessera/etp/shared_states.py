@@ -39,7 +39,7 @@ _MARK = 0x3154534154454554
 _ENTRIES = 1022  # of a first board: 64 KiB
 Words = Any  # an array of NumPy, which Python writes in a tenth of the time that tensors take
 _NAMES = 1 << 63
-_MIX_COUNT, _MIX_NUMBER = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F  # odd, and without a pattern
+_MIX_COUNT, _MIX_NUMBER, _MIX_NTH = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9  # without a pattern
 _FIRST_WAIT, _LONGEST_WAIT = 50e-6, 2e-3  # seconds between two looks
 
 
@@ -194,8 +194,7 @@ class SharedStates:
         outside of an update."""
         if not self.writing:
             return None
-        nth = self._made[number, key] = self._made.get((number, key), -1) + 1
-        name = _name_of(self._count, number, key, nth, str(rows.dtype))
+        name = _name_of(self._count, number, key, self._next(number, key), str(rows.dtype))
         placed = shared_like(rows)
         placed.copy_(rows)
         return placed, self._show(name, placed, True)
@@ -211,14 +210,13 @@ class SharedStates:
         return self._show(_name_of(number, key), rows, False)
 
     def show_gradient(self, number: int, rows: torch.Tensor) -> SharedGradient:
-        """Show a gradient of weight `number`, likewise: the only one of this update."""
+        """Show a gradient of weight `number`, likewise."""
         return self._show(self._gradient_of(number), rows, False, SharedGradient)
 
     def show_assigned(self, number: int, rows: torch.Tensor, stamp: int) -> SharedGradient:
         """Show rows that all ranks take as a gradient of weight `number` once they come to this line. REQUIRES:
         `reads_private`."""
-        nth = self._made[number, "assigned"] = self._made.get((number, "assigned"), -1) + 1
-        name = _name_of(self._count, number, "assigned", nth)
+        name = _name_of(self._count, number, "assigned", self._next(number, "assigned"))
         shown = self._show(name, rows, False, SharedGradient)
         shown.note(stamp)
         return shown
@@ -231,8 +229,14 @@ class SharedStates:
         return name
 
     def _gradient_of(self, number: int) -> int:
-        """Name a gradient that is made now: a hash of its weight and the update."""
-        return ((self._count * _MIX_COUNT + number * _MIX_NUMBER) % _NAMES) or 1
+        """Name a gradient that is made now: a hash of the update, its weight, and how many there have been of these."""
+        nth = self._next(number, "gradient")
+        return ((self._count * _MIX_COUNT + number * _MIX_NUMBER + nth * _MIX_NTH) % _NAMES) or 1
+
+    def _next(self, number: int, key: str) -> int:
+        """Count what this update makes under one key of a weight."""
+        nth = self._made[number, key] = self._made.get((number, key), -1) + 1
+        return nth
 
     def _show(self, name: int, rows: torch.Tensor, counts: bool, kind: type[Rows] = SharedRows) -> Rows:  # type: ignore[assignment]
         if not self._free:

@@ -201,10 +201,12 @@ def _hooks(rank: int) -> Any:
         weight.register_hook(lambda gradient: gradient * 0.5)
         if rank == 1:
             weight.register_post_accumulate_grad_hook(lambda parameter: read.append(float(parameter.grad.norm())))
-        for number in range(3):
+        for number in range(8):
             loss_of(model, 2 * number + rank).backward()
             if rank == 1:
                 read.append(float(weight.grad.norm()))
+            if number % 3 == 2:
+                model.zero_grad()
         return read
 
 
@@ -214,11 +216,32 @@ def test_hooks_of_one_rank_read_gradients() -> None:
     model = built()
     expected = []
     model.up.weight.register_hook(lambda gradient: gradient * 0.5)
-    for number in range(3):
+    for number in range(8):
         for rank in range(2):
             loss_of(model, 2 * number + rank).backward()
         expected += [float(model.up.weight.grad.norm())] * 2
+        if number % 3 == 2:
+            model.zero_grad()
     assert read == pytest.approx(expected, rel=1e-5)
+
+
+def _places(rank: int) -> list[int]:
+    with etp.init_group(timeout=30) as group:
+        model = etp.shard_module_(built(), group, reduction="sum", min_elements=256)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        found = []
+        for number in range(4):
+            loss_of(model, 2 * number + rank).backward()
+            etp.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            found.append(etp.local(model.up.weight.grad).data_ptr())
+            optimizer.zero_grad()
+        return found
+
+
+def test_memory_of_gradients_is_used_again() -> None:
+    for places in launch(_places, 2):
+        assert len(set(places)) == 1
 
 
 def _held(rank: int) -> Any:
