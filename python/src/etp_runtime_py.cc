@@ -154,7 +154,10 @@ void take_gradient(Runtime& runtime, WeightId weight, uintptr_t to) {
 }
 
 Phase phase_named(const std::string& name) {
-  return name == "fwd" ? Phase::kForward : name == "bwd" ? Phase::kBackward : Phase::kRecompute;
+  if (name == "fwd") return Phase::kForward;
+  if (name == "bwd") return Phase::kBackward;
+  if (name == "recompute") return Phase::kRecompute;
+  fail(ErrorCode::kInvalidArgument, "phase '{}': 'fwd', 'bwd' and 'recompute' are possible"_message, name);
 }
 
 nb::object capsule_of(const std::shared_ptr<FullWeight>& full) {

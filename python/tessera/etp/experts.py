@@ -10,6 +10,7 @@ from .._arguments import elements
 from .._errors import InvalidArgumentError
 from .anchors import TOLD_OF_INPUTS, led_to
 from .matrix import acquire_experts
+from .phase import Phase
 from .weight import Weight
 
 
@@ -21,10 +22,10 @@ class Experts:
         self.numbers = [each.number for each in weights]
         self.model = weights[0].model
         self._taken: dict[int, tuple[torch.Tensor, int]] = {}  # of the last gather(), by weight, until it is used
-        self._use: tuple[str, bool, int] | None = None  # that it was for
+        self._use: tuple[Phase, bool, int] | None = None  # that it was for
 
     def gather(
-        self, phase: str, expects_backward: bool = False, versions: list[int] | None = None
+        self, phase: Phase, expects_backward: bool = False, versions: list[int] | None = None
     ) -> tuple[list[torch.Tensor], list[int]]:
         """Full weights, and their versions."""
         return acquire_experts(self.model, self.weights[0].name, self.numbers, phase, expects_backward, versions)
@@ -35,7 +36,7 @@ class Experts:
             return self.model.anchor
         return led_to(self.model, [each.parameter for each in self.weights if not each.frozen])
 
-    def one(self, number: int, phase: str, expects_backward: bool) -> tuple[torch.Tensor, int]:
+    def one(self, number: int, phase: Phase, expects_backward: bool) -> tuple[torch.Tensor, int]:
         """A full weight for one use, and its version: the first use of one of them gathers all, and the others wait
         for theirs. One that is used once more, or in another phase, begins again."""
         use = (phase, expects_backward, self.model.micro_batch)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from .phase import Phase
 from .uses import expects_backward, refuse_twice
 from .weight import Weight
 
@@ -56,7 +57,7 @@ class Linear(torch.autograd.Function):
         flat = _flat(gradient)
         dgrad = None
         if wants_x:
-            full, _ = weight.gather("bwd", version=version)
+            full, _ = weight.gather(Phase.BACKWARD, version=version)
             dgrad = _dgrad(flat, full if full.dtype is dtype else full.to(dtype), x, as_stored)
             del full
             if gradient.dim() != 2:

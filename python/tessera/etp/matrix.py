@@ -11,6 +11,7 @@ from torch._C import _from_dlpack as from_dlpack  # of a capsule
 
 from .. import _core
 from .group import Group
+from .phase import Phase
 from .shared_states import SharedStates
 from .telling import Member
 from .threads import Threads
@@ -58,8 +59,8 @@ class Model(Protocol):
     def require_alone(self, what: str) -> None: ...
     def in_forward(self) -> bool: ...
     def in_backward(self) -> bool: ...
-    def phase(self) -> str: ...
-    def reading_phase(self) -> str: ...
+    def phase(self) -> Phase: ...
+    def reading_phase(self) -> Phase: ...
     def writing(
         self, weights: Sequence[Listed], what: str, told: bytes, begins: bool
     ) -> AbstractContextManager[Sequence[bytes]]: ...
@@ -120,15 +121,15 @@ class Matrix:
     # --- uses
 
     def gather(
-        self, phase: str, expects_backward: bool = False, version: int | None = None
+        self, phase: Phase, expects_backward: bool = False, version: int | None = None
     ) -> tuple[torch.Tensor, int]:
         """All rows, to be read, in memory that goes back when nobody can reach it; and their version."""
         model = self.model
         batch = model.micro_batch
-        first = batch == 0 and phase == "fwd"
+        first = batch == 0 and phase is Phase.FORWARD
         gated = model.threads.begin_gather(self.name)
         try:
-            capsule, found = model.runtime.acquire(self.number, phase, batch, expects_backward, first, version)
+            capsule, found = model.runtime.acquire(self.number, phase.value, batch, expects_backward, first, version)
         finally:
             if gated:
                 model.threads.end_gather()
@@ -165,14 +166,14 @@ class Matrix:
 
 
 def acquire_experts(
-    model: Model, name: str, numbers: Sequence[int], phase: str, expects_backward: bool, versions: list[int] | None
+    model: Model, name: str, numbers: Sequence[int], phase: Phase, expects_backward: bool, versions: list[int] | None
 ) -> tuple[list[torch.Tensor], list[int]]:
     """Gather weights as one list, and return them with their versions. `name`: of one of them, in messages."""
     batch = model.micro_batch
     gated = model.threads.begin_gather(name)
     try:
         capsules, found = model.runtime.acquire_experts(
-            list(numbers), phase, batch, expects_backward, batch == 0 and phase == "fwd", versions
+            list(numbers), phase.value, batch, expects_backward, batch == 0 and phase is Phase.FORWARD, versions
         )
     finally:
         if gated:

@@ -25,6 +25,7 @@ from .group import Group
 from .matrix import Listed
 from .modules import Sharded, has_group, unsharded_class
 from .parameter import LogicalParameter
+from .phase import Phase
 from .refusals import kind_refused
 from .replicated import Replicated
 from .shared_states import SharedStates
@@ -331,7 +332,7 @@ class ShardedModel(Closing):
         if self.batch is not None:
             self.batch.pause()
 
-    def reading_phase(self) -> str:
+    def reading_phase(self) -> Phase:
         """Return the phase of an operation by the dispatcher that reads a weight now."""
         reads_in_backward = self.in_backward()
         if not reads_in_backward and (self._tasks or self._is_refused()) and self.threads.trains_here():
@@ -339,12 +340,12 @@ class ShardedModel(Closing):
         if self.damaged:
             refuse_damaged(self)
         if reads_in_backward:
-            return "recompute" if torch.is_grad_enabled() else "bwd"
+            return Phase.RECOMPUTE if torch.is_grad_enabled() else Phase.BACKWARD
         if self._wrote:
             self._next_step()
-        return "fwd"
+        return Phase.FORWARD
 
-    def phase(self) -> str:
+    def phase(self) -> Phase:
         """Of a forward use of a weight that happens now."""
         task = _task_of_this_backward()
         if task == _NO_TASK and self._tasks and self.threads.trains_here():
@@ -352,12 +353,12 @@ class ShardedModel(Closing):
         self.enter_forward()
         if task != _NO_TASK:
             self._join(task)
-            return "recompute"
+            return Phase.RECOMPUTE
         if self._wrote:
             self._next_step()
         if self.structure is not None and not self.structure.is_current:
             self.look()
-        return "fwd"
+        return Phase.FORWARD
 
     def _next_step(self) -> None:
         """Writes of the program's own have taken the place of an update."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .matrix import Matrix, Model, acquire_experts
+from .phase import Phase
 from .uses import refuse_transforms, refuse_twice
 from .weight import UNKNOWN, Weight, dtype_name
 
@@ -81,13 +82,13 @@ class Stack(Weight):
 
     # --- uses
 
-    def publish_once(self, phase: str) -> None:
+    def publish_once(self, phase: Phase) -> None:
         """All experts, where a rank might leave some out: ranks publish together."""
-        if self._late and phase == "fwd" and self.model.micro_batch == 0:
+        if self._late and phase is Phase.FORWARD and self.model.micro_batch == 0:
             self.model.runtime.publish(self.numbers)
 
     def gather(
-        self, phase: str, expects_backward: bool = False, version: int | None = None
+        self, phase: Phase, expects_backward: bool = False, version: int | None = None
     ) -> tuple[torch.Tensor, int]:
         """All experts, one behind the other."""
         self.publish_once(phase)
@@ -155,7 +156,7 @@ class Expert(Matrix):
         return f"Expert({self.name!r}, rows={self.stack.rows}, shape={tuple(self.shape)})"
 
     def gather(
-        self, phase: str, expects_backward: bool = False, version: int | None = None
+        self, phase: Phase, expects_backward: bool = False, version: int | None = None
     ) -> tuple[torch.Tensor, int]:
         self.stack.publish_once(phase)
         return super().gather(phase, expects_backward, version)
@@ -175,7 +176,7 @@ class Expert(Matrix):
         if model.updating or not stack.travels_as(product):
             return stack.pull(product)[self.index]
         phase = model.reading_phase()
-        full, _ = self.gather(phase, phase == "fwd" and not (model.inline or stack.frozen))
+        full, _ = self.gather(phase, phase is Phase.FORWARD and not (model.inline or stack.frozen))
         return full.to(self.dtype).view(self.shape)
 
 

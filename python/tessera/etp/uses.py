@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from .._errors import UnimplementedError
+from .phase import Phase
 from .saved_tensors import innermost_hooks
 
 _recomputation = "_recomputation_hook"
@@ -17,10 +18,10 @@ class Weight(Protocol):
     name: str
 
 
-def expects_backward(phase: str) -> bool:
+def expects_backward(phase: Phase) -> bool:
     """Whether a use whose graph is recorded now will be followed by its backward. A forward that torch's checkpoint
     repeats only for its saved tensors will not: the first one's backward comes."""
-    if phase != "recompute":
+    if phase is not Phase.RECOMPUTE:
         return True
     hooks = innermost_hooks()
     return hooks is None or _recomputation not in getattr(hooks[0], "__qualname__", "")

@@ -23,6 +23,7 @@ from .inline import Reduce
 from .main_grad import Lent, main_grad_of
 from .matrix import Matrix, Model
 from .norms import Parallel
+from .phase import Phase
 from .placeholder import Placeholder
 from .post_hooks import PostHooks
 from .shared_states import SharedStates
@@ -85,7 +86,7 @@ def stride_of(full: torch.Tensor) -> tuple[int, ...] | None:
 class Together(Protocol):
     """Weights that are gathered together."""
 
-    def one(self, number: int, phase: str, expects_backward: bool) -> tuple[torch.Tensor, int]: ...
+    def one(self, number: int, phase: Phase, expects_backward: bool) -> tuple[torch.Tensor, int]: ...
     def clear(self) -> None: ...
 
 
@@ -227,7 +228,7 @@ class Weight(Matrix):
             model.require_alone(f"a read of {self.name} that asks all ranks")
             return self.part_from(self.values())
         phase = model.reading_phase()
-        expects = phase == "fwd" and not (model.inline or self.frozen) and self._announced != model.micro_batch
+        expects = phase is Phase.FORWARD and not (model.inline or self.frozen) and self._announced != model.micro_batch
         expects = expects and model.threads.trains_here()
         if expects:
             self._announced = model.micro_batch
@@ -339,7 +340,7 @@ class Weight(Matrix):
     # --- uses
 
     def gather(
-        self, phase: str, expects_backward: bool = False, version: int | None = None
+        self, phase: Phase, expects_backward: bool = False, version: int | None = None
     ) -> tuple[torch.Tensor, int]:
         if self.together is not None and version in (None, self.version) and self.model.threads.trains_here():
             return self.together.one(self.number, phase, expects_backward)

@@ -13,6 +13,7 @@ from ..compile import left_out
 from ..experts import Experts
 from ..fast import applied
 from ..modules import dtypes_of
+from ..phase import Phase
 from ..uses import expects_backward, refuse_twice
 from ._base import Declared, Init, Layer, Options, initialiser, normal
 from ._tensor_parallel import TensorParallel
@@ -49,7 +50,7 @@ class _Products(torch.autograd.Function):
         parts = torch.split(gradient, ctx.splits)
         dgrad = None
         if ctx.needs_input_grad[0]:
-            full, _ = experts.gather("bwd", versions=ctx.versions)
+            full, _ = experts.gather(Phase.BACKWARD, versions=ctx.versions)
             dgrad = gradient.new_empty((gradient.shape[0], full[0].shape[1]))
             for part, weight, into in zip(parts, full, torch.split(dgrad, ctx.splits), strict=True):
                 torch.mm(part, weight.to(ctx.dtype), out=into)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from etp_models import HIDDEN, WIDTH, WORDS, Run, adamw, as_bytes, batch, built, loss_of
 from tessera import etp
+from tessera.etp.phase import Phase
 from torch.utils.checkpoint import checkpoint
 
 EXPERTS, SKIPPED = 4, 2
@@ -408,7 +409,7 @@ def a_hand_written_function(run: Run) -> Any:
         x = torch.rand(5, WIDTH, generator=torch.Generator().manual_seed(number))
         if run.group is None or run.size == 1:
             return F.linear(x, model.weight).sin().sum()
-        full = model.weight.etp.gather("fwd")[0]
+        full = model.weight.etp.gather(Phase.FORWARD)[0]
         return HandWritten.apply(x, torch.zeros((), requires_grad=True), model.weight, full).sin().sum()
 
     run.train(model, adamw(model.parameters()), loss=loss)
