@@ -34,9 +34,11 @@ _STAMP_BYTES = 8
 class Batch:
     """The writes of one step. Made for the time of the step; `Model.batch` leads to it."""
 
-    def __init__(self, name: str, updates: Updates) -> None:
-        """`name` is what messages call it, such as `Lookahead.step()`; `updates` are the weights that it may write."""
+    def __init__(self, name: str, updates: Updates, timeout: float | None = None) -> None:
+        """`name` is what messages call it, such as `Lookahead.step()`; `updates` are the weights that it may write;
+        `timeout` is how long it waits for readers of these, in seconds. None: as their group does."""
         self.name = name
+        self._timeout = timeout
         self.wrote = False  # a weight, or a state that was there before
         self.optimizers: dict[int, torch.optim.Optimizer] = {}  # of steps by the dispatcher, by id
         self._weights: dict[Model, dict[Weight, None]] = {}
@@ -74,7 +76,7 @@ class Batch:
         self.include(new)
         for model, own in self._weights.items():
             if not model.updating:  # an update(model) around the step has begun it, and ends it
-                model.begin_update(own, self.name)
+                model.begin_update(own, self.name, self._timeout)
                 self._begun.append(model)
 
     def pause(self) -> None:
@@ -96,6 +98,19 @@ class Batch:
             self._keep_states(optimizer)
         self._compare()
         self._end()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Begin it now, and end it behind what the program writes. Collective."""
+        try:
+            self.begin()
+            yield
+            self.finish()
+        except BaseException as error:
+            self.fail(error)
+            raise
+        finally:
+            self.leave()
 
     def leave(self) -> None:
         """The step has ended."""

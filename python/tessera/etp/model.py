@@ -575,10 +575,7 @@ class ShardedModel(Closing):
         """
         self.threads.take_over("an update", self._name, self._under_way)
         self.resume()
-        if self.updating:
-            raise InvalidArgumentError(
-                f"{self.weights[0].name} and others: an update is under way; updates of one model do not nest"
-            )
+        self.require_no_update()
         if self._tasks and _task_of_this_backward() == _NO_TASK:
             self._recover()
         updated = list(weights)
@@ -600,6 +597,13 @@ class ShardedModel(Closing):
         for weight in self.weights:
             if weight.together is not None:
                 weight.together.clear()
+
+    def require_no_update(self) -> None:
+        """Throw if this thread is within an update."""
+        if self.updating:
+            raise InvalidArgumentError(
+                f"{self.weights[0].name} and others: an update is under way; updates of one model do not nest"
+            )
 
     def end_update(self) -> None:
         """Collective: publishes them. Once a call within the update has been refused, resume() ends it on all ranks."""

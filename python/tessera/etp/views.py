@@ -9,6 +9,7 @@ import torch
 
 from .._arguments import seconds
 from .._errors import InvalidArgumentError
+from .batch import Batch, Updates
 from .inline import Whole
 from .model import ShardedModel
 from .norms import plain
@@ -18,6 +19,8 @@ from .store import Store
 from .telling import families_in, telling
 from .tensor import LogicalTensor, is_sharded
 from .weight import Weight
+
+_UPDATE = "etp.update()"
 
 
 def model_of(model: torch.nn.Module) -> ShardedModel | None:
@@ -57,16 +60,19 @@ def update(model: torch.nn.Module, timeout: float | None = None) -> Iterator[Non
         timeout: Seconds to wait for the other ranks, of which one may be reading the weights. None: as init_group() was
             told, and half an hour if it was told nothing.
     """
-    with telling("etp.update()", families_in([model])), ExitStack() as updates:
+    with telling(_UPDATE, families_in([model])), ExitStack() as updates:
         longest = None if timeout is None else seconds("timeout", timeout)
+        own: Updates = []
         for each in models_of(model):
             weights = [weight for weight in _weights_of(model) if weight.model is each]
-            if each.batch is not None:  # of a step
+            if each.batch is not None and each.batch.name != _UPDATE:  # of a step
                 each.batch.begin(weights)
                 continue
             each.look()
-            each.begin_update(weights, "etp.update()", longest)
-            updates.callback(each.end_update)
+            each.require_no_update()
+            own.append((each, weights))
+        if own:
+            updates.enter_context(Batch(_UPDATE, own, longest).open())
         yield
 
 
