@@ -53,22 +53,26 @@ def _refused(rank: int, what: str) -> list[str]:
     with etp.init_group(timeout=20) as group:
         model = _sharded(group)
         texts = []
-        with pytest.raises((tessera.Error, ValueError)) as caught, etp.update(model), torch.no_grad():
-            if what == "other numbers":
-                model.up.weight.mul_(rank + 2)
-            elif what == "an error on one rank":
-                model.up.weight.mul_(2)
-                if rank == 1:
-                    raise ValueError("no")
-            else:
-                raise ValueError(f"rank {rank} says no")
+
+        def update() -> None:
+            with etp.update(model), torch.no_grad():
+                if what == "other numbers":
+                    model.up.weight.mul_(rank + 2)
+                elif what == "an error on one rank":
+                    model.up.weight.mul_(2)
+                    if rank == 1:
+                        raise ValueError("no")
+                else:
+                    raise ValueError(f"rank {rank} says no")
+
+        with pytest.raises((tessera.Error, ValueError)) as caught:
+            update()
         texts.append(f"{type(caught.value).__name__}: {caught.value}")
         try:
             loss_of(model, rank)
         except tessera.InvalidArgumentError as error:
             texts.append(str(error))
         model.load_state_dict(built().state_dict())
-        torch.optim.SGD(model.parameters(), lr=0.1)
         loss_of(model, rank).backward()
         with etp.update(model):
             _step(model)
