@@ -66,7 +66,10 @@ def _ask(options: Options, names: Sequence[str], folder: Path, entered: set[str]
         raise HarnessError("\n".join(log.read_text()[-2000:] for log in sorted(folder.glob("log*"))))
     if failed:
         verdict, detail = _explain(processes, failed, folder)
-        report.findings.append(Finding(operation, case or operation, row, verdict, detail, ranks_agree=False))
+        if row == "plain torch" and verdict is Verdict.CRASH:  # torch's own, which says nothing of what is sharded
+            report.skipped.append(f"{case or operation}: plain torch ends the process ({detail})")
+        else:
+            report.findings.append(Finding(operation, case or operation, row, verdict, detail, ranks_agree=False))
         if not case:
             report.finished.add(operation)  # its samples could not be made
 
