@@ -1,4 +1,4 @@
-"""What is known of a program that clips gradients by torch.nn.utils.clip_grad_norm_().
+"""Calls of torch.nn.utils.clip_grad_norm_(), as operations on gradients see them.
 
 It takes their norms one after another, and multiplies them one after another. All ranks make the call; they need not
 meet for each of these operations, but once.

@@ -718,7 +718,7 @@ class ShardedModel(Closing):
 
     @property
     def writes_states(self) -> bool:
-        """Whether they may be written: no rank reads them alone."""
+        """Tell whether states and gradients may be written: no rank reads them alone."""
         return self.states is not None and self.states.writing
 
     @contextmanager

@@ -184,9 +184,11 @@ class SharedStates:
         return self._count
 
     def align(self, count: int) -> None:
-        """End an update that may have begun, or ended, on some ranks only. `count` is the largest of all ranks."""
+        """End an update that may have begun, or ended, on some ranks only. `count` is the largest of all ranks. Nobody
+        has used the next one: under the last, ranks may have made different things by the same names."""
         self._depth = 0
-        self._count = count + count % 2
+        self._made.clear()
+        self._count = count + count % 2 + 2
         self._show_count()
 
     def place(self, number: int, key: str, rows: torch.Tensor) -> tuple[torch.Tensor, SharedRows] | None:
@@ -201,7 +203,7 @@ class SharedStates:
 
     @property
     def reads_private(self) -> bool:
-        """Whether ranks may read each other's private memory. The same on all."""
+        """Tell whether ranks may read each other's private memory. The same on all."""
         return not self._reader.refused
 
     def show(self, number: int, key: str, rows: torch.Tensor) -> SharedRows:
@@ -222,7 +224,7 @@ class SharedStates:
         return shown
 
     def rename(self, entry: Words, number: int) -> int:
-        """As SharedRows.become(). Returns the name."""
+        """Give an entry the name of a gradient that is made now, and return it."""
         name = self._gradient_of(number)
         entry[_STAMP], entry[_NAME] = 0, name
         self._change()
@@ -279,7 +281,7 @@ class SharedStates:
     def read(
         self, what: str, name: int, spec: Spec, rows: torch.Tensor, stamp: int, awaited: bool
     ) -> tuple[torch.Tensor, list[int]]:
-        """As SharedRows.read(). What is `awaited` may be shown later."""
+        """Return what SharedRows.read() does. What is `awaited` may be shown later."""
         dim = spec.dim or 0
         shape = (spec.rows, *rows.shape[1:]) if spec.dim is None else tuple(spec.shape)
         whole, stamps = torch.empty(shape, dtype=rows.dtype), [stamp] * self._size

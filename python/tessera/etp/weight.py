@@ -203,7 +203,7 @@ class Weight(Matrix):
 
     @property
     def wants_master_shown(self) -> bool:
-        """Whether its master does not travel, is kept, and other ranks do not know where it lies."""
+        """Tell whether its master does not travel, is kept, and other ranks do not know where it lies."""
         return self._master is None and not (self.planes_only or self.in_place)
 
     def show_master(self, states: SharedStates) -> None:
