@@ -53,7 +53,7 @@ def shard(job: Job) -> None:
 
 
 def load(job: Job) -> None:
-    job.model.load_state_dict(job.model.state_dict())
+    job.model.load_state_dict(Model(seed=7).state_dict())
 
 
 CALLS: list[Callable[[Job], None]] = [backward, step, clip, update, write, shard, load]
