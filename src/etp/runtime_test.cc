@@ -98,6 +98,7 @@ TEST(RuntimeTest, TheFirstStepIsPrefetchedFromItsSecondMicroBatchOn) {
     for (int micro_batch = 0; micro_batch < 3; ++micro_batch) pass(micro_batch, 2);
     EXPECT_EQ(gathered(runtime), (std::array<int64_t, 2>{7, 29}));
     EXPECT_EQ(runtime.report().mispredicted, 1);
+    runtime.drain();  // a rank that ends earlier takes its gradients from those that still fold them
   });
 }
 

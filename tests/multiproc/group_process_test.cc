@@ -154,14 +154,15 @@ TEST(GroupFaults, WhoSeesADeathLateNamesNotOnlyThoseThatEndedForIt) {
   }
 }
 
+// Fewer times than the others: each takes the whole deadline, which is long enough for ranks that are merely slow.
 TEST(GroupFaults, AStoppedRankIsNamedAtTheDeadline) {
-  for (uint32_t time = 0; time < kTimes && !testing::Test::HasFailure(); ++time) {
+  for (uint32_t time = 0; time < kTimes / 2 && !testing::Test::HasFailure(); ++time) {
     SCOPED_TRACE(time);
     std::mt19937 random(time);
     const int size = 2 + static_cast<int>(time % 3);
     const int victim = static_cast<int>(random() % static_cast<uint32_t>(size));
     GroupProcesses group;
-    group.start(size, std::chrono::seconds(1));
+    group.start(size, std::chrono::seconds(3));
     group.await_moment(victim, random);
     group.stop_and_continue(victim);
   }
