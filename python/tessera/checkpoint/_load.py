@@ -302,7 +302,7 @@ class _Loading:
                     memory = part.memory if part.weight is None else part.weight.local
                     self._read("model", self._opened.model, name, part.regions, memory)
                     if part.weight is not None:
-                        part.weight.model.mend([part.weight])
+                        part.weight.model.damage.mend([part.weight])
                     tensor = self._model.tensors[primary]
                     if not isinstance(tensor, LogicalParameter):
                         written(tensor)

@@ -49,7 +49,7 @@ class Adopter:
     def __call__(self, root: torch.nn.Module) -> None:
         """Adopt what has changed. Collective if parameters or buffers have come or gone."""
         model = self.model
-        structure = model.structure
+        structure = model.watch.structure
         assert structure is not None
         found: dict[int, list[Place]] = {}
         for place in places_in(root):
@@ -61,11 +61,11 @@ class Adopter:
         buffers = model.buffers.new_in(root) if model.buffers is not None else {}
         moved = {place[:3] for place in structure.places} ^ {place[:3] for ones in found.values() for place in ones}
         if not (own or lost or buffers or others or moved):
-            model.structure = Structure(root)
+            model.watch.structure = Structure(root)
             return
         if own or lost or buffers:
             self._agree(root, own, lost, buffers)
-        model.unwatch()
+        model.watch.end()
         try:
             self._let_go(lost)
             for places in own:
@@ -80,7 +80,7 @@ class Adopter:
             for places in others:
                 self._join(places)
         finally:
-            model.watch(root)
+            model.watch.begin(root)
 
     # --- what ranks tell each other
 

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
 TOLD_OF_INPUTS = "has_torch_function" in inspect.unwrap(torch.autograd.backward).__code__.co_names
-
-
-class Model(Protocol):
-    anchor: torch.Tensor
 
 
 class _Way(torch.autograd.Function):
@@ -32,9 +28,9 @@ class _Way(torch.autograd.Function):
         return (None,) * len(ctx.needs_input_grad)
 
 
-def led_to(model: Model, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    """For one use of weights of the model."""
-    led: torch.Tensor = _Way.apply(model.anchor, *parameters)  # type: ignore[no-untyped-call]
+def led_to(anchor: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """For one use of weights of the model that has the anchor."""
+    led: torch.Tensor = _Way.apply(anchor, *parameters)  # type: ignore[no-untyped-call]
     return led
 
 

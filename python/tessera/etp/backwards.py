@@ -7,31 +7,23 @@ checkpoints) calls one function, which is followed here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .telling import Family, Member
+from .telling import Family
 
-_task_of_this_backward = torch._C._current_graph_task_id
-_NO_TASK = -1
+if TYPE_CHECKING:
+    from .model import ShardedModel
 
-
-class Model(Protocol):
-    """The part of a sharded model that backwards need."""
-
-    member: Member
-    anchor: torch.Tensor
-
-    @property
-    def idle(self) -> bool: ...
-    def leaves(self) -> Iterable[torch.Tensor]: ...
+current_task = torch._C._current_graph_task_id  # of the backward that runs in this thread
+NO_TASK = -1
 
 
 _followed: list[Callable[..., Any]] = []
 
 
-def watch_backwards(models: Callable[[], Iterable[Model]]) -> None:
+def watch_backwards(models: Callable[[], Iterable[ShardedModel]]) -> None:
     """Follow all backwards of the process. Once."""
     if _followed:
         return
@@ -39,7 +31,7 @@ def watch_backwards(models: Callable[[], Iterable[Model]]) -> None:
     _followed.append(run)
 
     def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
-        if _task_of_this_backward() != _NO_TASK:  # within another one
+        if current_task() != NO_TASK:  # within another one
             return run(roots, *args, **kwargs)
         before = [(model, model.member.family, model.member.family.count()) for model in models()]
         try:

@@ -6,8 +6,8 @@ write begins another one. Within an update ranks write at their own pace, and no
 write leaves its stamp (operation, numbers, stamps of its operands), and stamps are compared when the update ends.
 
 A rank whose step fails refuses the next call of the others, whatever that is. Before the next use of a model all of
-them exchange what is left (`Model.resume()`): weights that any rank has written are damaged on all ranks until a state
-is loaded.
+them exchange what is left (`Recovery`): weights that any rank has written are damaged on all ranks until a state is
+loaded.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ import contextlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from .._errors import Error, InvalidArgumentError, MismatchError
-from .matrix import Model
+from .._errors import Error, MismatchError
+from .damage import WAY_OUT
 from .store import Store, agree, digest_of, refuse_difference
 from .telling import Family, unknown
 from .tensor import LogicalTensor
 from .weight import Weight
 
-Updates = list[tuple[Model, list[Weight]]]
+if TYPE_CHECKING:
+    from .model import ShardedModel
+
+Updates: TypeAlias = "list[tuple[ShardedModel, list[Weight]]]"
 _STAMP_BYTES = 8
 
 
 class Batch:
-    """The writes of one step. Made for the time of the step; `Model.batch` leads to it."""
+    """The writes of one step. Made for the time of the step; `ShardedModel.batch` leads to it."""
 
     def __init__(self, name: str, updates: Updates, timeout: float | None = None) -> None:
         """`name` is what messages call it, such as `Lookahead.step()`; `updates` are the weights that it may write;
@@ -41,8 +44,8 @@ class Batch:
         self._timeout = timeout
         self.wrote = False  # a weight, or a state that was there before
         self.optimizers: dict[int, torch.optim.Optimizer] = {}  # of steps by the dispatcher, by id
-        self._weights: dict[Model, dict[Weight, None]] = {}
-        self._begun: list[Model] = []
+        self._weights: dict[ShardedModel, dict[Weight, None]] = {}
+        self._begun: list[ShardedModel] = []
         self._written: dict[Store, None] = {}  # what ranks share, since the update began
         self._damage = False  # what is written cannot be what it should be
         self._families: dict[Family, int] = {}  # and how many refusals each had counted
@@ -142,7 +145,7 @@ class Batch:
             raise MismatchError(
                 f"{self.name} has not written the same on ranks 0 and {other}, first into {what}: they differ in "
                 "operations, or in the numbers that went into them (a learning rate, a factor, a plain tensor); give "
-                f"all ranks the same. {_WAY_OUT}"
+                f"all ranks the same. {WAY_OUT}"
             )
 
     def _keep_states(self, optimizer: torch.optim.Optimizer) -> None:
@@ -181,11 +184,11 @@ class Batch:
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that the step has failed here, unless they know. Does not wait for them: before its next
-        use each model learns what others have written (`Model.resume()`)."""
+        use each model learns what others have written (`Recovery`)."""
         wrote = self.wrote or self._damage
         said = " ".join(str(error).split())
         cause = said if _is_told(error) else f"{self.name} has failed: {type(error).__name__}: {said}"
-        part = f"{self.name} had written a part. {_WAY_OUT}" if wrote else ""
+        part = f"{self.name} had written a part. {WAY_OUT}" if wrote else ""
         if wrote or self._begun:
             unknown(error)  # ranks are at different places of the step, and learn from each other how it has ended
         for family, count in self._families.items():
@@ -193,12 +196,12 @@ class Batch:
         for model, weights in self._weights.items():
             model.close_update()
             if wrote:
-                model.damage(weights, f"a step had written a part of it when it ended with an error ({cause})")
+                model.damage.add(weights, f"{self.name} had written a part of it when it ended with an error ({cause})")
         self._begun = []
         if wrote and part not in said:
             error.add_note(part)
 
-    def lose(self, model: Model) -> None:
+    def lose(self, model: ShardedModel) -> None:
         """Note that the update of a model has ended, as a call has been refused: the next write begins another one."""
         if model in self._begun:
             self._begun.remove(model)
@@ -207,19 +210,6 @@ class Batch:
 def _is_told(error: BaseException) -> bool:
     """Tell whether another rank is the cause of an error."""
     return isinstance(error, Error) and re.match(r"rank \d+: ", str(error)) is not None
-
-
-_WAY_OUT = (
-    "Load a state of model and optimiser before they are used again (load_state_dict(), tessera.checkpoint): on all "
-    "ranks a part of the step is done"
-)
-
-
-def refuse_damaged(model: Model) -> None:
-    """Throw if a step has left weights written in part."""
-    weight, why = next(iter(model.damaged.items()), (None, ""))
-    if weight is not None:
-        raise InvalidArgumentError(f"{weight.name} is damaged: {why}. {_WAY_OUT}")
 
 
 def _stamps(told: bytes) -> Iterator[bytes]:

@@ -5,9 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
+
+if TYPE_CHECKING:
+    from .parts import WholePart
+    from .weight import Weight
+
+    Cuttable: TypeAlias = "Weight | WholePart"
 
 
 class Cut(NamedTuple):
@@ -37,19 +43,6 @@ class Cut(NamedTuple):
                 yield low, half * block + self.begin + low - half * each, high - low
 
 
-class Weight(Protocol):
-    """What is cut, and where."""
-
-    shape: torch.Size
-    matrix: torch.Size
-    rows: tuple[int, int]
-
-    @property
-    def lead(self) -> torch.Size: ...
-    @property
-    def tp_cut(self) -> Cut | None: ...
-
-
 class Box(NamedTuple):
     """Of the tensor that the ranks of an ETP group share; contiguous within this rank's rows, too."""
 
@@ -58,7 +51,7 @@ class Box(NamedTuple):
     rows: tuple[int, int]  # of this rank's
 
 
-def boxes_of(weight: Weight) -> list[Box]:
+def boxes_of(weight: Cuttable) -> list[Box]:
     """They cover this rank's rows once, in order. Rows of more than two dims may begin and end within a slice; a stack
     is cut within each expert."""
     if weight.lead:
@@ -111,7 +104,7 @@ class Piece(NamedTuple):
     at: int  # where it begins there, along the dim of the cut
 
 
-def pieces_of(weight: Weight) -> list[Piece]:
+def pieces_of(weight: Cuttable) -> list[Piece]:
     cut = weight.tp_cut
     if cut is None:
         return [Piece(box.offsets, box.sizes, box, 0) for box in boxes_of(weight)]
@@ -125,11 +118,11 @@ def pieces_of(weight: Weight) -> list[Piece]:
     return found
 
 
-def whole_shape(weight: Weight) -> torch.Size:
+def whole_shape(weight: Cuttable) -> torch.Size:
     return weight.shape if weight.tp_cut is None else weight.tp_cut.whole(weight.shape)
 
 
-def write_items(fqn: str, weight: Weight, rows: torch.Tensor) -> list[Any]:
+def write_items(fqn: str, weight: Cuttable, rows: torch.Tensor) -> list[Any]:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
     from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
@@ -146,13 +139,13 @@ def write_items(fqn: str, weight: Weight, rows: torch.Tensor) -> list[Any]:
     ]
 
 
-def chunk_list(weight: Weight) -> list[Any]:
+def chunk_list(weight: Cuttable) -> list[Any]:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
     return [ChunkStorageMetadata(piece.offsets, piece.sizes) for piece in pieces_of(weight)]
 
 
-def shard_at(weight: Weight, rows: torch.Tensor, offsets: torch.Size | None) -> torch.Tensor:
+def shard_at(weight: Cuttable, rows: torch.Tensor, offsets: torch.Size | None) -> torch.Tensor:
     """The piece that begins there, as a view."""
     cut = weight.tp_cut
     for piece in pieces_of(weight):

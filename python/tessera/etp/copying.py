@@ -36,10 +36,10 @@ class Copier:
         assert model is not None and module is not None
         what = f"a copy of {type(module).__name__}"
         with telling(what, [model.member.family]):
-            model.look(thorough=True)  # what is new is to be copied as what it becomes
+            model.watch.look(thorough=True)  # what is new is to be copied as what it becomes
             copying = Copying.of(model, memo, what)
             copying.has_root = True
-            with model.unwatched():
+            with model.watch.paused():
                 copied: torch.nn.Module = copy.deepcopy(module, memo)
             copying.finish(copied, memo)
         return copied
@@ -128,7 +128,7 @@ class Copying:
             new.adopt = Adopter(new, old.adopt.choose, old.adopt.cut)
         if old.buffers is not None:
             new.buffers = Buffers(new.core, copied, old.buffers.rules)
-        new.watch(copied)
+        new.watch.begin(copied)
 
 
 def copy_parameter(old: LogicalParameter, memo: dict[Any, Any]) -> LogicalParameter:

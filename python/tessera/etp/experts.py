@@ -34,7 +34,7 @@ class Experts:
         """What the graph of a use has in the place of those that train."""
         if TOLD_OF_INPUTS:
             return self.model.anchor
-        return led_to(self.model, [each.parameter for each in self.weights if not each.frozen])
+        return led_to(self.model.anchor, [each.parameter for each in self.weights if not each.frozen])
 
     def one(self, number: int, phase: Phase, expects_backward: bool) -> tuple[torch.Tensor, int]:
         """A full weight for one use, and its version: the first use of one of them gathers all, and the others wait

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from .. import _core
 
-
-class Weight(Protocol):
-    name: str
-    matrix: torch.Size
-    shard_rows: int
-
-    @property
-    def lead(self) -> torch.Size: ...
+if TYPE_CHECKING:
+    from .weight import Weight
 
 
 def gather_rows(core: _core.ShardGroup, weight: Weight, rows: torch.Tensor) -> torch.Tensor:

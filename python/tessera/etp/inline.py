@@ -3,19 +3,14 @@ and can be differentiated again. Ranks run the same backward, with weights in on
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .tensor import LogicalTensor, is_sharded
 
-
-class Weight(Protocol):
-    """What the nodes need of a weight."""
-
-    shape: torch.Size
-
-    def reduce(self, gradient: torch.Tensor) -> LogicalTensor: ...
+if TYPE_CHECKING:
+    from .weight import Weight
 
 
 class Reduce(torch.autograd.Function):

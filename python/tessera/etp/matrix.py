@@ -2,80 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch._C import _from_dlpack as from_dlpack  # of a capsule
 
 from .. import _core
-from .group import Group
 from .phase import Phase
-from .shared_states import SharedStates
-from .telling import Member
-from .threads import Threads
 
-
-class Listed(Protocol):
-    """A weight among those of its model."""
-
-    name: str
-    numbers: Sequence[int]  # the runtime's: one, or each expert's
-
-
-class Model(Protocol):
-    """What weights need of their model (ShardedModel)."""
-
-    group: Group
-    runtime: _core.EtpRuntime
-    anchor: torch.Tensor
-    anchor_node: torch.autograd.graph.Node
-    number: int
-    micro_batch: int
-    threads: Threads
-    inline: bool
-    of_layers: bool  # that were constructed sharded
-    scale: float  # of gradients: 1 / N, or 1
-    rescales: bool  # gradients of each backward are multiplied by `factor`
-    factor: float
-    wanted: set[int] | None  # by a backward with inputs=: numbers of weights
-    member: Member
-    size: int  # ranks of all replicas
-    replicas: int
-    job_ranks: tuple[int, ...] | None  # of `core`, by rank; None: nobody numbers them
-    states: SharedStates | None  # and masters and gradients, where other ranks read them; None: not made yet
-    batch: Any  # the Batch of a step that is under way, or None
-    damaged: dict[Any, str]  # weights that a step has written in part, and how that came
-
-    @property
-    def core(self) -> _core.ShardGroup: ...
-    @property
-    def weights(self) -> Sequence[Listed]: ...
-    @property
-    def updating(self) -> bool: ...
-    def look(self, thorough: bool = False) -> bool: ...
-    def resume(self) -> None: ...
-    def require_alone(self, what: str) -> None: ...
-    def in_forward(self) -> bool: ...
-    def in_backward(self) -> bool: ...
-    def phase(self) -> Phase: ...
-    def reading_phase(self) -> Phase: ...
-    def writing(
-        self, weights: Sequence[Listed], what: str, told: bytes, begins: bool
-    ) -> AbstractContextManager[Sequence[bytes]]: ...
-    def enter_backward(self) -> None: ...
-    def watch_tied(self, module: torch.nn.Module) -> None: ...
-    def begin_update(self, weights: Iterable[Listed], what: str = ..., timeout: float | None = ...) -> None: ...
-    def end_update(self) -> None: ...
-    def close_update(self) -> None: ...
-    @property
-    def writes_states(self) -> bool: ...
-    def begin_states(self) -> None: ...
-    def end_states(self) -> None: ...
-    def writing_states(self) -> AbstractContextManager[None]: ...
-    def damage(self, weights: Iterable[Listed], why: str) -> None: ...
-    def mend(self, weights: Iterable[Listed]) -> None: ...
+if TYPE_CHECKING:
+    from .model import ShardedModel
 
 
 class Matrix:
@@ -86,7 +23,7 @@ class Matrix:
         shape: The logical one.
     """
 
-    def __init__(self, model: Model, number: int, name: str, shape: torch.Size, dtype: torch.dtype) -> None:
+    def __init__(self, model: ShardedModel, number: int, name: str, shape: torch.Size, dtype: torch.dtype) -> None:
         self.model = model
         self.number = number
         self.name = name
@@ -166,7 +103,12 @@ class Matrix:
 
 
 def acquire_experts(
-    model: Model, name: str, numbers: Sequence[int], phase: Phase, expects_backward: bool, versions: list[int] | None
+    model: ShardedModel,
+    name: str,
+    numbers: Sequence[int],
+    phase: Phase,
+    expects_backward: bool,
+    versions: list[int] | None,
 ) -> tuple[list[torch.Tensor], list[int]]:
     """Gather weights as one list, and return them with their versions. `name`: of one of them, in messages."""
     batch = model.micro_batch

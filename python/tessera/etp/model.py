@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
 from torch.autograd import Variable
-from torch.utils.hooks import RemovableHandle
 
 from .. import _core
 from .._closing import Closing, close_at_exit
 from .._errors import CancelledError, InvalidArgumentError
-from .attention import attentive_class
-from .backwards import watch_backwards
-from .batch import Batch, refuse_damaged
+from .backwards import NO_TASK, current_task, watch_backwards
+from .batch import Batch
 from .buffers import Buffers
-from .compile import leave_out_of_graphs, left_out, refuse_compiled_autograd
+from .compile import refuse_compiled_autograd
+from .damage import Damage
 from .group import Group
-from .matrix import Listed
-from .modules import Sharded, has_group, unsharded_class
-from .parameter import LogicalParameter
+from .module_watch import ModuleWatch
 from .phase import Phase
+from .recovery import Recovery
 from .refusals import kind_refused
 from .replicated import Replicated
 from .shared_states import SharedStates
-from .state_dict import watch_loading, watch_states
-from .structure import Structure, changes, in_functional_call
-from .telling import Member, json_of
-from .tensor import lasting
+from .telling import Member
 from .threads import Threads
-from .uses import refuse_transforms
 from .weight import Weight
-
-_task_of_this_backward = torch._C._current_graph_task_id
-_NO_TASK = -1
 
 _models: weakref.WeakSet[ShardedModel] = weakref.WeakSet()
 
@@ -66,33 +56,9 @@ def _job_ranks(group: Group, core: _core.ShardGroup) -> tuple[int, ...] | None:
     return None if min(found) < 0 else found
 
 
-_MOST_COUNTS_AHEAD = 1 << 16  # of another rank's count of updates
-
-
 def _versions_of(weights: Iterable[Weight]) -> list[int]:
     """Count the writes of rows, by what torch counts."""
     return [weight.store.rows._version for weight in weights if weight.store.rows is not None]
-
-
-class Hook:
-    """A hook of a module of a sharded model, which goes when the model is unsharded or summoned."""
-
-    def __init__(self, name: str, function: Callable[..., None]) -> None:
-        self._name = name
-        self._function = left_out(function)
-
-    @left_out
-    def __call__(self, *args: Any) -> None:
-        self._function(*args)
-
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        raise InvalidArgumentError(f"{self._name} is sharded and cannot be copied: copy it within etp.summon(model)")
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise InvalidArgumentError(
-            f"{self._name} is sharded and cannot be pickled as a module: save its state_dict(), which any rank can, or "
-            "the model within etp.summon(model)"
-        )
 
 
 class ShardedModel(Closing):
@@ -108,8 +74,6 @@ class ShardedModel(Closing):
         self.group = group
         self.member = member
         self.size = member.core.size  # ranks of all replicas
-        self._resumed = member.core.refusals  # which the runtime has come back from
-        self._resuming = False
         self.joining: Any = None  # a loop in etp.join(): Join
         self.rescales = False  # gradients of each backward are multiplied by `factor`
         self.factor = 1.0
@@ -125,25 +89,22 @@ class ShardedModel(Closing):
         self._wrote = False  # since the last use in a forward
         self._unpublished = False  # values that are not finite, which are to be written again
         self._batch: Batch | None = None
-        self.damaged: dict[Any, str] = {}  # weights that a step has written in part, and how that came
+        self.damage = Damage()
         self.threads = Threads(group.timeout)
-        self._updating = False
-        self.structure: Structure | None = None  # of its module
+        self.watch = ModuleWatch(self)
+        self.recovery = Recovery(self)
+        self.has_update = False
         self.adopt: Callable[[torch.nn.Module], None] | None = None  # what has changed there; collective
         self.again: Callable[[], ShardedModel] | None = None  # one with its group and options; collective
         self.copier: Callable[[ShardedModel, torch.nn.Module], Any] | None = None  # what deepcopy() of modules calls
         self.publish = "update"
-        self._looking = False
         self.foreign: dict[str, torch.Tensor] = {}  # frozen parameters whose gradients nobody could add
         self.buffers: Buffers | None = None
         self._meeting = False
         self.anchor = torch.zeros((), requires_grad=True)  # autograd's way to a weight that is not its input
         self.anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
         self.wanted: set[int] | None = None
-        self._handles: list[RemovableHandle] = []
-        self._module: Callable[[], torch.nn.Module | None] = lambda: None
-        self._changed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # modules with attributes of ours
-        self._tasks: list[int] = []  # of backwards under way, outermost first
+        self.tasks: list[int] = []  # of backwards under way, outermost first
         self.companions: weakref.WeakSet[ShardedModel] = weakref.WeakSet()  # in one module with it: they meet together
         self.states: SharedStates | None = None  # and masters and gradients, where other ranks read them
         self.number = ShardedModel._made
@@ -171,136 +132,27 @@ class ShardedModel(Closing):
         _models.discard(self)
         self.runtime.close()
 
-    # --- hooks
-
-    def watch(self, module: torch.nn.Module) -> None:
-        """Follows what is frozen, makes an update of load_state_dict(), and takes gradients of what is whole."""
-        threads = self.threads
-
-        def begin(root: torch.nn.Module, *_: Any) -> None:
-            leave_out_of_graphs()
-            refuse_transforms(self.weights[0].name if self.weights else type(root).__name__)
-            self.enter_forward()
-            self.look(thorough=True)
-            if self.idle and threads.trains_here():
-                self.follow_frozen()
-
-        def enter(*_: Any) -> None:
-            self.enter_forward()
-            threads.forwards += 1
-            self.look()
-
-        def leave(*_: Any) -> None:
-            threads.forwards = max(0, threads.forwards - 1)
-
-        self._module = weakref.ref(module)
-        name = type(module).__name__
-        self._handles += [module.register_forward_pre_hook(Hook(name, begin)), *watch_loading(module, self)]
-        for each in module.modules():
-            models = [
-                parameter.etp.model
-                for parameter in each._parameters.values()
-                if isinstance(parameter, LogicalParameter)
-            ]
-            owns = self in models
-            if not has_group(each):  # those are watched; but their weights may be tied to other modules'
-                for model in dict.fromkeys(models):
-                    self._handles += watch_states(each, model)
-            if each is module or (owns and not isinstance(each, Sharded)):
-                self._handles += [
-                    each.register_forward_pre_hook(Hook(name, enter)),
-                    each.register_forward_hook(Hook(name, leave), always_call=True),
-                ]
-        for replicated in self.replicated:
-            replicated.attach()
-        for each in module.modules():
-            if self.copier is None:
-                break
-            if any(isinstance(parameter, LogicalParameter) for parameter in each.parameters()):
-                each.__dict__["__deepcopy__"] = self.copier(self, each)
-                self._changed.add(each)
-                kind = attentive_class(each)
-                if kind is not None:
-                    each.__class__ = kind
-        self.structure = Structure(module)
-        changes.watch()
-
-    def look(self, thorough: bool = False) -> bool:
-        """Adopt what has changed in the module since the last look, and tell whether something has. Collective, then.
-
-        Args:
-            thorough: Also compare known places: not every change is counted.
-        """
-        structure, module = self.structure, self._module()
-        if structure is None or (structure.is_current and not thorough):
-            return False
-        if self.adopt is None or module is None or self._looking or not self.idle:
-            return False
-        if not (self.threads.trains_here() or torch.is_grad_enabled()):  # another thread's forward, to be read
-            return False
-        if (structure.is_current and structure.stands()) or in_functional_call():
-            return False
-        self._looking = True
-        try:
-            with lasting():
-                self.adopt(module)
-        finally:
-            self._looking = False
-        return self.structure is not structure
-
-    def watch_tied(self, module: torch.nn.Module) -> None:
-        """It has got one of the weights."""
-        self._handles += watch_states(module, self)
-
     def leave_replicated(self) -> None:
         """To a wrapper of the model, which averages gradients of what is not sharded."""
         for replicated in self.replicated:
             replicated.detach()
         self.replicated.clear()
-        module = self._module()
-        if module is not None:
-            self.structure = Structure(module)
-
-    def unwatch(self) -> None:
-        """Leaves the module and its whole parameters as they were."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for each in self._changed:
-            each.__dict__.pop("__deepcopy__", None)
-            if attentive_class(each) is type(each):
-                each.__class__ = unsharded_class(type(each))
-        self._changed.clear()
-        self.structure = None
-        for replicated in self.replicated:
-            replicated.detach()
-
-    @contextmanager
-    def unwatched(self) -> Iterator[None]:
-        """Leave the module alone for a while. What changes there is found by the next look."""
-        structure = self.structure
-        self.unwatch()
-        try:
-            yield
-        finally:
-            module = self._module()
-            if module is not None:
-                self.watch(module)
-                self.structure = structure
+        self.watch.take_note()
 
     @property
     def alive(self) -> bool:
-        return self._module() is not None
+        """Tell whether somebody still has its module."""
+        return self.watch.is_needed
 
     @property
     def idle(self) -> bool:
         """Neither a backward nor an update is under way."""
-        return not self._tasks and not self._updating
+        return not self.tasks and not self.has_update
 
     @property
     def updating(self) -> bool:
         """Whether this thread is within an update. Reads of others wait for its end."""
-        return self._updating and self.threads.trains_here()
+        return self.has_update and self.threads.trains_here()
 
     @property
     def batch(self) -> Batch | None:
@@ -310,7 +162,7 @@ class ShardedModel(Closing):
     @batch.setter
     def batch(self, batch: Batch | None) -> None:
         if batch is not None:
-            self.threads.take_over("a step", self._name, self._under_way)
+            self.threads.take_over("a step", self._name, self.under_way)
         self._batch = batch
 
     # --- backwards
@@ -322,23 +174,21 @@ class ShardedModel(Closing):
     def in_backward(self) -> bool:
         """Tell whether a node of a backward runs now: hooks that are called once gradients have been added are behind
         it."""
-        return not self._meeting and _task_of_this_backward() != _NO_TASK
+        return not self._meeting and current_task() != NO_TASK
 
     def enter_forward(self) -> None:
         """Publish what a step has written, if its closure computes now. Throw if a step has damaged weights."""
         self.resume()
-        if self.damaged:
-            refuse_damaged(self)
+        self.damage.refuse()
         if self.batch is not None:
             self.batch.pause()
 
     def reading_phase(self) -> Phase:
         """Return the phase of an operation by the dispatcher that reads a weight now."""
         reads_in_backward = self.in_backward()
-        if not reads_in_backward and (self._tasks or self._is_refused()) and self.threads.trains_here():
-            self._recover()
-        if self.damaged:
-            refuse_damaged(self)
+        if not reads_in_backward and (self.tasks or self.recovery.is_due) and self.threads.trains_here():
+            self.recovery.run()
+        self.damage.refuse()
         if reads_in_backward:
             return Phase.RECOMPUTE if torch.is_grad_enabled() else Phase.BACKWARD
         if self._wrote:
@@ -347,17 +197,16 @@ class ShardedModel(Closing):
 
     def phase(self) -> Phase:
         """Of a forward use of a weight that happens now."""
-        task = _task_of_this_backward()
-        if task == _NO_TASK and self._tasks and self.threads.trains_here():
-            self._recover()
+        task = current_task()
+        if task == NO_TASK and self.tasks and self.threads.trains_here():
+            self.recovery.run()
         self.enter_forward()
-        if task != _NO_TASK:
+        if task != NO_TASK:
             self._join(task)
             return Phase.RECOMPUTE
         if self._wrote:
             self._next_step()
-        if self.structure is not None and not self.structure.is_current:
-            self.look()
+        self.watch.look_if_changed()
         return Phase.FORWARD
 
     def _next_step(self) -> None:
@@ -369,20 +218,20 @@ class ShardedModel(Closing):
 
     def enter_backward(self) -> None:
         """Called by every node of the graph that has to do with weights."""
-        task = _task_of_this_backward()
-        if task not in self._tasks:
+        task = current_task()
+        if task not in self.tasks:
             self._join(task)
 
     def _join(self, task: int) -> None:
         """Has the ranks meet when this backward ends, unless another one is around it: autograd's end of a backward is
         also that of one inside another (a checkpoint's), which has joined before."""
-        if task in self._tasks:
+        if task in self.tasks:
             return
         refuse_compiled_autograd(self.weights[0].name if self.weights else "the model")
-        self.threads.take_over("a backward", self._name, self._under_way)
-        if not self._tasks and self._is_refused():
-            self._recover()
-        self._tasks.append(task)
+        self.threads.take_over("a backward", self._name, self.under_way)
+        if not self.tasks and self.recovery.is_due:
+            self.recovery.run()
+        self.tasks.append(task)
         if self.states is not None:
             self.states.adding = True
         joined = _joined.setdefault(task, [])
@@ -394,21 +243,22 @@ class ShardedModel(Closing):
 
     def require_alone(self, what: str) -> None:
         """Throw if another thread is within a backward or an update: calls of all ranks have one order."""
-        self.threads.require_alone(what, self._name, self._under_way)
+        self.threads.require_alone(what, self._name, self.under_way)
 
     @property
     def _name(self) -> str:
         return f"{self.weights[0].name} and others" if self.weights else "the model"
 
     @property
-    def _under_way(self) -> str:
-        return "an update" if self._updating else "a backward" if self._tasks else ""
+    def under_way(self) -> str:
+        """What a call of another thread would meet, for messages; else empty."""
+        return "an update" if self.has_update else "a backward" if self.tasks else ""
 
     def leave(self, task: int) -> None:
         """The backward has ended."""
-        if task in self._tasks:
-            del self._tasks[self._tasks.index(task) :]  # those within have ended, or failed
-        if not self._tasks:
+        if task in self.tasks:
+            del self.tasks[self.tasks.index(task) :]  # those within have ended, or failed
+        if not self.tasks:
             self._unmet = True
             if self.joining is not None:
                 self.joining.tell_backward(self)
@@ -418,101 +268,25 @@ class ShardedModel(Closing):
             if self.buffers is not None:
                 self.buffers.settle()
 
-    def _recover(self) -> None:
-        """After a backward or an optimiser's step that failed: the other ranks are told, or get its weights; those of
-        all models that meet together, in the order of meetings."""
-        for each in sorted({self, *self.companions}, key=lambda model: model.number):
-            each._recover_alone()
-
-    def _recover_alone(self) -> None:
-        refused = self._is_refused()
-        if self._resuming or not (refused or self._tasks or self._updating):
-            return
-        self._resuming = True
-        try:
-            if self._updating and not refused:
-                self.end_update()
-            if refused or self._tasks:
-                self._abandon()
-        finally:
-            self._resuming = False
-
-    def _is_refused(self) -> bool:
-        """Tell whether a call of its ranks has been refused since its runtime was last in order."""
-        return self.member.core.refusals != self._resumed
-
-    def resume(self) -> None:
-        """Bring the runtime to a state that is the same on all ranks, where a call has been refused. Collective: every
-        rank does so before its next call."""
-        if not self._is_refused() or self._resuming or _task_of_this_backward() != _NO_TASK:
-            return
-        if self.threads.trains_here() or (torch.is_grad_enabled() and not self._under_way):
-            self.member.family.settle()
-            self._recover()
-
-    def _abandon(self) -> None:
-        """Collective: ends what is under way, and tells what is damaged. Gradients are kept unless a rank has lost
-        some."""
-        refusals = self.member.core.refusals
-        lost = bool(self._tasks) or self._unmet
-        for task in self._tasks:
+    def leave_backwards(self) -> bool:
+        """Leave those that are under way, which have failed, and tell whether gradients are lost with them."""
+        lost = bool(self.tasks) or self._unmet
+        for task in self.tasks:
             _joined.pop(task, None)
-        self._tasks.clear()
-        if self.states is not None:
-            self.states.adding = False
-        self.close_update()
-        with DisableTorchFunctionSubclass(), torch.no_grad():
-            for weight in self.weights:
-                weight.before_abandon()
-            lost = self.runtime.abandon(lost)
-            self.runtime.added()
-            for weight in self.weights:
-                weight.after_abandon()
-            for replicated in self.replicated:
-                replicated.put_back()
+        self.tasks.clear()
+        return lost
+
+    def abandoned(self, lost: bool) -> None:
+        """The runtime has ended what was under way. `lost`: with gradients of some rank."""
         self._unpublished = False
         if lost:
             self._discard()
         self._unmet = False
-        if self._is_refused():  # else this rank is alone in it, and the others learn it in their drain
-            self._align()
-        self._resumed = refusals
 
-    def _align(self) -> None:
-        """Have all ranks take as damaged what one of them does, or what some have written and others have not, and
-        count updates alike: one may have begun, or ended, on some of them only. Collective."""
-        reasons: dict[str, list[int]] = {}
-        for place, weight in enumerate(self.weights):
-            if weight in self.damaged:
-                reasons.setdefault(self.damaged[weight], []).append(place)
-        stamps = [weight.store.stamp for weight in self.weights]
-        told = json.dumps([reasons, None if self.states is None else self.states.count, stamps]).encode()
-        answers = json_of(
-            self.member.core.exchange("what a refused call has left", told), "what is left", self._may_be_left
-        )
-        counts = [count for _, count, _ in answers]
-        if self.states is not None:
-            if None in counts:  # it was being made
-                self.states = None
-            else:
-                self.states.align(max(counts))
-        for rank, (others, _, theirs) in enumerate(answers):
-            for why, places in others.items() if rank != self.member.core.rank else ():
-                self.damage([self.weights[place] for place in places], why)
-            differ = [
-                weight for weight, one, first in zip(self.weights, theirs, answers[0][2], strict=True) if one != first
-            ]
-            why = f"ranks 0 and {rank} have not written the same into it when a call was refused or interrupted"
-            self.damage([weight for weight in differ if weight not in self.damaged], why)
-
-    def _may_be_left(self, told: Any) -> bool:
-        reasons, count, stamps = told
-        if len(stamps) != len(self.weights) or any(type(stamp) is not int for stamp in stamps):
-            return False
-        places = [place for places in reasons.values() for place in places]
-        # An update that has ended on some ranks only is one ahead.
-        near = count is None or self.states is None or abs(count - self.states.count) <= _MOST_COUNTS_AHEAD
-        return near and all(type(place) is int and 0 <= place < len(self.weights) for place in places)
+    def resume(self) -> None:
+        """Bring the runtime to a state that is the same on all ranks, where a call has been refused. Collective: every
+        rank does so before its next call."""
+        self.recovery.run_if_due()
 
     # --- meetings
 
@@ -544,7 +318,7 @@ class ShardedModel(Closing):
                     self.begin_states()
                     shown.callback(self.end_states)
                 except CancelledError:  # another rank has abandoned its backward
-                    if not self._is_refused():
+                    if not self.recovery.is_due:
                         self._discard()
                     raise
                 finally:
@@ -566,18 +340,18 @@ class ShardedModel(Closing):
         for replicated in self.replicated:
             replicated.discard()
 
-    def begin_update(self, weights: Iterable[Listed], what: str = "an update", timeout: float | None = None) -> None:
+    def begin_update(self, weights: Iterable[Weight], what: str = "an update", timeout: float | None = None) -> None:
         """Collective: no rank reads these weights any longer, and their rows may be written.
 
         Args:
             what: For messages of ranks that wait for others.
             timeout: Seconds to wait for these. None: the group's, for readers.
         """
-        self.threads.take_over("an update", self._name, self._under_way)
+        self.threads.take_over("an update", self._name, self.under_way)
         self.resume()
         self.require_no_update()
-        if self._tasks and _task_of_this_backward() == _NO_TASK:
-            self._recover()
+        if self.tasks and current_task() == NO_TASK:
+            self.recovery.run()
         updated = list(weights)
         self._make_states()
 
@@ -589,7 +363,7 @@ class ShardedModel(Closing):
             except BaseException:
                 self.threads.let_readers_in()
                 raise
-            self._updating = True
+            self.has_update = True
             return self.runtime.added()
 
         self._meet(meeting)
@@ -607,11 +381,11 @@ class ShardedModel(Closing):
 
     def end_update(self) -> None:
         """Collective: publishes them. Once a call within the update has been refused, resume() ends it on all ranks."""
-        if self._is_refused():
+        if self.recovery.is_due:
             self.close_update()
             return
         self.end_states()
-        self._updating = self._wrote = False
+        self.has_update = self._wrote = False
         self.micro_batch = 0
         try:
             self.runtime.end_update()
@@ -623,10 +397,10 @@ class ShardedModel(Closing):
 
     def close_update(self) -> None:
         """Leave an update in which a call has been refused, and which resume() ends on all ranks."""
-        if not self._updating:
+        if not self.has_update:
             return
         self.end_states()
-        self._updating = self._wrote = False
+        self.has_update = self._wrote = False
         self.micro_batch = 0
         self.threads.let_readers_in()
         if self._batch is not None:
@@ -639,14 +413,14 @@ class ShardedModel(Closing):
         return self.group.timeout_of_readers if timeout is None else timeout
 
     @contextmanager
-    def writing(self, weights: Sequence[Listed], what: str, told: bytes, begins: bool) -> Iterator[Sequence[bytes]]:
+    def writing(self, weights: Sequence[Weight], what: str, told: bytes, begins: bool) -> Iterator[Sequence[bytes]]:
         """Tell all ranks what is to be written, and give what they have told. If that is the same, and `begins` holds,
         no rank reads these weights or any state, rows of them may be written, and they are published at the end.
         Collective."""
-        self.threads.take_over("a write", self._name, self._under_way)
+        self.threads.take_over("a write", self._name, self.under_way)
         self.resume()
-        if self._tasks and _task_of_this_backward() == _NO_TASK:
-            self._recover()
+        if self.tasks and current_task() == NO_TASK:
+            self.recovery.run()
         if weights:
             self.threads.keep_readers_out(self._name)
         try:
@@ -663,18 +437,18 @@ class ShardedModel(Closing):
             for weight in written:
                 if weight.together is not None:
                     weight.together.clear()
-            self._updating = bool(weights)
+            self.has_update = bool(weights)
             before = _versions_of(written)
             try:
                 yield answers
             except BaseException as error:
                 if _versions_of(written) != before:
-                    self.damage(written, f"{what} had written a part of it when it ended with an error ({error})")
+                    self.damage.add(written, f"{what} had written a part of it when it ended with an error ({error})")
                 raise
             finally:
                 self.end_states()
-                self._updating = False
-                if weights and not self._is_refused():  # else resume() ends it
+                self.has_update = False
+                if weights and not self.recovery.is_due:  # else resume() ends it
                     self._wrote = self._unpublished = True
                     self.runtime.end_write()
                     self._unpublished = False
@@ -729,15 +503,6 @@ class ShardedModel(Closing):
             yield
         finally:
             self.end_states()
-
-    def damage(self, weights: Iterable[Listed], why: str) -> None:
-        """Refuse uses of weights that are written in part, until mend()."""
-        self.damaged |= dict.fromkeys(weights, why)
-
-    def mend(self, weights: Iterable[Listed]) -> None:
-        """Weights have been loaded."""
-        for weight in weights:
-            self.damaged.pop(weight, None)
 
     def follow_frozen(self) -> None:
         """Parameters may be frozen, and released, at any time between backwards."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +12,12 @@ from torch._C import DisableTorchFunctionSubclass
 from .._errors import InvalidArgumentError
 from .compile import left_out
 from .fast import apply_embedding_function, apply_linear_function, multiply
-from .matrix import Model
 from .parameter import LogicalParameter
 from .uses import refuse_transforms
 from .weight import Weight
+
+if TYPE_CHECKING:
+    from .model import ShardedModel
 
 
 class Sharded(torch.nn.Module):
@@ -39,7 +42,7 @@ class Constructed(Sharded):
         """Weights that are used as a list, by their names in this layer."""
         return ()
 
-    def list_experts(self, model: Model) -> None:
+    def list_experts(self, model: ShardedModel) -> None:
         """Weights that are used as a list become one, if all of them are sharded with that model. Before it starts."""
 
     def reset_parameters(self) -> None:

@@ -8,7 +8,7 @@ import math
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
@@ -23,29 +23,11 @@ from .store import Store, agree, refuse_difference, stamp_of
 from .telling import collective, numbers_of
 from .tensor import LogicalTensor, is_sharded
 
+if TYPE_CHECKING:
+    from .layers._tensor_parallel import TensorParallel
+
+
 joined: list[Any] = []  # loops in etp.join(), whose ranks are told of clipping
-
-
-class Rows(Protocol):
-    """What a norm needs of a weight: who has which rows."""
-
-    group: Group
-    matrix: torch.Size
-    shard_rows: int
-
-    @property
-    def lead(self) -> torch.Size: ...
-    @property
-    def parallel(self) -> Parallel | None: ...
-
-
-class Parallel(Protocol):
-    """What norms, GradScaler and states need of a parameter that tensor parallelism has cut: `p.etp_parallel`."""
-
-    group: Any
-
-    def of_all_ranks(self, value: float) -> list[float]: ...
-    def gather_parts(self, part: torch.Tensor, dim: int, halves: int, total: int) -> torch.Tensor: ...
 
 
 @opaque()
@@ -54,7 +36,7 @@ class PartGradient(torch.Tensor):
     of the tp_group whether a value is not finite."""
 
     rows: torch.Tensor
-    parallel: Parallel
+    parallel: TensorParallel
 
     @classmethod
     @left_out
@@ -67,7 +49,7 @@ class PartGradient(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
 
-def of_part(rows: torch.Tensor, parallel: Parallel) -> torch.Tensor:
+def of_part(rows: torch.Tensor, parallel: TensorParallel) -> torch.Tensor:
     """Return the same memory, as a gradient of what only tensor parallelism has cut."""
     gradient: PartGradient = torch.Tensor._make_subclass(PartGradient, rows)
     gradient.rows, gradient.parallel = rows, parallel
@@ -137,7 +119,7 @@ def _norm_of_all(
     parameters: list[torch.Tensor], gradients: list[tuple[torch.Tensor, torch.Tensor]], order: float
 ) -> float:
     whole: list[torch.Tensor] = []
-    cut: dict[int, tuple[Parallel, list[torch.Tensor]]] = {}  # by tp_group
+    cut: dict[int, tuple[TensorParallel, list[torch.Tensor]]] = {}  # by tp_group
     for parameter in parameters:  # of which a rank may have no gradient of its part
         parallel = _parallel(parameter)
         if parallel is not None:
@@ -154,7 +136,7 @@ def _norm_of_all(
     return math.fsum(norms) if order == 0 else math.fsum(each**order for each in norms) ** (1 / order)
 
 
-def _parallel(parameter: torch.Tensor) -> Parallel | None:
+def _parallel(parameter: torch.Tensor) -> TensorParallel | None:
     return getattr(parameter, "etp_parallel", None)
 
 
@@ -293,7 +275,7 @@ def _largest(group: Group, value: float) -> float:
     return max(float(each) for (each,) in numbers_of(answers, "=f", "found_inf"))
 
 
-def _largest_of_parts(parallel: Parallel, value: float) -> float:
+def _largest_of_parts(parallel: TensorParallel, value: float) -> float:
     return max(parallel.of_all_ranks(value))
 
 

@@ -21,11 +21,10 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .._errors import InvalidArgumentError
-from .batch import Batch, Updates, refuse_damaged
+from .batch import Batch, Updates
 from .compile import calls_by, left_out, stance, suspend, uncompiled_calls
 from .handed_rows import HandedOver, counts_writes, logical_state
-from .matrix import Model
-from .model import models_of_this_process
+from .model import ShardedModel, models_of_this_process
 from .parameter import LogicalParameter
 from .promise import Promise
 from .refusals import require_same_ranks
@@ -102,7 +101,7 @@ def _way_of(step: Any, optimizer: torch.optim.Optimizer) -> _Way:
 
 def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
     """The weights that it may write, by model, in an order that all ranks share."""
-    found: dict[int, tuple[Model, list[Weight]]] = {}
+    found: dict[int, tuple[ShardedModel, list[Weight]]] = {}
     with DisableTorchFunctionSubclass():
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -125,7 +124,7 @@ _promises: weakref.WeakKeyDictionary[torch.optim.Optimizer, Promise] = weakref.W
 _looked_at: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
-def _look_at(optimizer: torch.optim.Optimizer, models: list[Model]) -> None:
+def _look_at(optimizer: torch.optim.Optimizer, models: list[ShardedModel]) -> None:
     """Before its first step: what else it holds has been averaged over the same ranks."""
     _looked_at.add(optimizer)
     meshes = {
@@ -140,7 +139,7 @@ def _look_at(optimizer: torch.optim.Optimizer, models: list[Model]) -> None:
     _warn_of_others(optimizer, models)
 
 
-def _warn_of_others(optimizer: torch.optim.Optimizer, models: list[Model]) -> None:
+def _warn_of_others(optimizer: torch.optim.Optimizer, models: list[ShardedModel]) -> None:
     """Of parameters beside layers that were constructed sharded, which shard_module_() has not seen. The user may add
     their gradients by other means."""
     if not all(model.of_layers for model in models) or all(model.size == 1 for model in models):
@@ -167,7 +166,7 @@ def _warn_of_others(optimizer: torch.optim.Optimizer, models: list[Model]) -> No
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Before any step: have the step of this class see to sharded parameters."""
     for known in models_of_this_process():  # whose new parameters may be all that this one holds
-        known.look()
+        known.watch.look()
     if optimizer in _looked_at and getattr(type(optimizer).step, "in_batch", False):
         return
     updates = updates_of(optimizer)
@@ -211,7 +210,7 @@ def _in_batch(step: Callable[..., Any]) -> Callable[..., Any]:
             return _run(step, optimizer, updates, outer, args, kwargs)
         for model, _ in updates:
             model.resume()
-            refuse_damaged(model)
+            model.damage.refuse()
         batch = Batch(f"{type(optimizer).__name__}.step()", updates)
         go_on = suspend()
         try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .chunks import Cut
-from .norms import Parallel
+
+if TYPE_CHECKING:
+    from .layers._tensor_parallel import TensorParallel
 
 
 class WholePart:
@@ -30,7 +32,7 @@ class WholePart:
         self.rows = (0, self.shape[0])
         self.shard_rows = self.shape[0]
         self.tp_cut: Cut | None = cut
-        self.parallel: Parallel | None = getattr(parameter, "etp_parallel", None)
+        self.parallel: TensorParallel | None = getattr(parameter, "etp_parallel", None)
 
     @property
     def address(self) -> int:

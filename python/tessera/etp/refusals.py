@@ -5,14 +5,16 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed
 
-from .. import _core
 from .._errors import InvalidArgumentError
 from .telling import numbers_of
+
+if TYPE_CHECKING:
+    from .model import ShardedModel
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel")
 
@@ -57,17 +59,7 @@ def kind_refused(parameter: torch.Tensor) -> str | None:
     return None
 
 
-class Model(Protocol):
-    """Whose gradients a wrapper would average."""
-
-    size: int
-    scale: float
-
-    @property
-    def core(self) -> _core.ShardGroup: ...
-
-
-def require_same_ranks(model: Model, ranks: Iterable[int], wrapper: str) -> None:
+def require_same_ranks(model: ShardedModel, ranks: Iterable[int], wrapper: str) -> None:
     """Throws unless the wrapper averages over the ranks that the model's gradients are averaged over. Collective."""
     own = struct.pack("=q", torch.distributed.get_rank())
     ours = sorted(rank for (rank,) in numbers_of(model.core.exchange(wrapper, own), "=q", "its place in the job"))

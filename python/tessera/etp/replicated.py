@@ -4,13 +4,16 @@ group when its ranks meet."""
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from .matrix import Model
 from .post_hooks import PostHook, PostHooks
 from .weight import dtype_name
+
+if TYPE_CHECKING:
+    from .model import ShardedModel
 
 
 def is_replicated(parameter: torch.Tensor) -> bool:
@@ -22,7 +25,7 @@ class Replicated:
     """One of them. Autograd would add this backward's gradient to .grad at once: what has been accumulated before is
     put aside meanwhile, as the additions begin with it."""
 
-    def __init__(self, model: Model, number: int, name: str, parameter: torch.nn.Parameter) -> None:
+    def __init__(self, model: ShardedModel, number: int, name: str, parameter: torch.nn.Parameter) -> None:
         self.model = model
         self.number = number
         self.name = name

@@ -163,7 +163,7 @@ def shard_module_(
         sharded.adopt = Adopter(sharded, choice.of_parameter, cut.make)
         if any(True for _ in model.buffers()):
             sharded.buffers = Buffers(sharded.core, model, rules)
-        sharded.watch(model)
+        sharded.watch.begin(model)
         watch_optimizers()
         watch_loads()
         watch_ties()
@@ -220,7 +220,7 @@ def _take(
             if module._parameters[place] is not full:
                 put(module, place, full)
                 if isinstance(full, LogicalParameter):  # of a constructed layer, which this module is tied to
-                    full.etp.model.watch_tied(module)
+                    full.etp.model.watch.add_tied(module)
         if name is None or sharded is None or math.prod(each.size for each in groups) == 1:
             return
         if not can_reduce(full):
@@ -275,7 +275,7 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
     for module, name, parameter in own:
         put(module, name, full[parameter.etp])
         module.__class__ = unsharded_class(type(module))
-    sharded.unwatch()
+    sharded.watch.end()
     sharded.close()
     sharded.core.close()
     return given

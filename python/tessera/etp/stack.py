@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .matrix import Matrix, Model, acquire_experts
+from .matrix import Matrix, acquire_experts
 from .phase import Phase
 from .uses import refuse_transforms, refuse_twice
 from .weight import UNKNOWN, Weight, dtype_name
+
+if TYPE_CHECKING:
+    from .model import ShardedModel
 
 _SELECTS = (torch.select, torch.Tensor.select)
 _UNBINDS = (torch.unbind, torch.Tensor.unbind)
@@ -28,7 +31,7 @@ class Stack(Weight):
 
     def __init__(
         self,
-        model: Model,
+        model: ShardedModel,
         numbers: Sequence[int],
         name: str,
         full: torch.Tensor,

@@ -4,8 +4,8 @@ the whole weight."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
@@ -14,7 +14,6 @@ from torch.utils.hooks import RemovableHandle
 
 from .._errors import InvalidArgumentError
 from .chunks import chunk_list, shard_at, whole_shape, write_items
-from .matrix import Model
 from .parameter import LogicalParameter
 from .parts import WholePart, whole_part
 from .registered import RowsSource
@@ -22,6 +21,9 @@ from .state_helpers import watch_helpers
 from .telling import families_in, telling
 from .tensor import LogicalTensor, is_sharded
 from .weight import Weight
+
+if TYPE_CHECKING:
+    from .model import ShardedModel
 
 Held = Weight | WholePart
 
@@ -216,7 +218,7 @@ def held_of(name: str, parameter: torch.Tensor) -> Held | None:
     return parameter.etp if isinstance(parameter, LogicalParameter) else whole_part(name, parameter)
 
 
-def _sharded(module: torch.nn.Module, model: Model | None = None) -> dict[str, Weight]:
+def _sharded(module: torch.nn.Module, model: ShardedModel | None = None) -> dict[str, Weight]:
     return {
         name: parameter.etp
         for name, parameter in module._parameters.items()
@@ -232,29 +234,35 @@ def _save(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata:
             state[prefix + name] = UncutState(weight, weight.local if weight.has_rows else None)
 
 
-def watch_loading(root: torch.nn.Module, model: Model) -> list[RemovableHandle]:
+class _Update:
+    """What a load_state_dict() makes of its writes, unless it is within an update."""
+
+    def __init__(self, model: ShardedModel) -> None:
+        self._model, self._has_begun = model, False
+
+    def begin(self, weights: Iterable[Weight]) -> None:
+        if not self._model.updating:
+            self._has_begun = True
+            self._model.begin_update(weights, "load_state_dict()")
+
+    def end(self) -> None:
+        if self._has_begun:
+            self._has_begun = False
+            self._model.end_update()
+
+
+def watch_loading(root: torch.nn.Module, model: ShardedModel) -> list[RemovableHandle]:
     """Make one update of a load_state_dict() of a whole model."""
-    began: list[bool] = []
-
-    def load(*_: Any) -> None:
-        if not model.updating:
-            began.append(True)
-            model.begin_update(model.weights, "load_state_dict()")
-
-    def loaded(*_: Any) -> None:
-        if began:
-            began.clear()
-            model.end_update()
-
+    update = _Update(model)
     return [
-        root.register_load_state_dict_pre_hook(load),  # type: ignore[no-untyped-call]
-        root.register_load_state_dict_post_hook(loaded),  # type: ignore[no-untyped-call]
+        root.register_load_state_dict_pre_hook(lambda *_: update.begin(model.weights)),  # type: ignore[no-untyped-call]
+        root.register_load_state_dict_post_hook(lambda *_: update.end()),  # type: ignore[no-untyped-call]
     ]
 
 
-def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]:
+def watch_states(module: torch.nn.Module, model: ShardedModel) -> list[RemovableHandle]:
     """Watch one module, and its parameters of that model. Loading it is an update. Twice is as good as once."""
-    began: list[bool] = []
+    update = _Update(model)
     loading: list[Weight] = []
 
     def load(module: Any, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any) -> None:
@@ -268,19 +276,15 @@ def watch_states(module: torch.nn.Module, model: Model) -> list[RemovableHandle]
                     f"{weights[name].name} is sharded, and load_state_dict(assign=True) would replace its memory: load "
                     "without assign=, or before shard_module_()"
                 )
-        if not model.updating:
-            began.append(True)
-            model.begin_update(weights.values(), "load_state_dict()")
+        update.begin(weights.values())
         for name, tensor in given.items():
             state[prefix + name] = rows_of(tensor, weights[name])
             loading.append(weights[name])
 
     def loaded(*_: Any) -> None:
-        model.mend(loading)
+        model.damage.mend(loading)
         loading.clear()
-        if began:
-            began.clear()
-            model.end_update()
+        update.end()
 
     return [
         module.register_state_dict_post_hook(_save),  # type: ignore[no-untyped-call]
@@ -320,7 +324,7 @@ def watch_parts(module: torch.nn.Module) -> None:
 
 def _tied(module: torch.nn.Module, name: str, parameter: Any) -> None:
     if isinstance(parameter, LogicalParameter):
-        parameter.etp.model.watch_tied(module)
+        parameter.etp.model.watch.add_tied(module)
     elif hasattr(parameter, "etp_cut") and _save_parts not in module._state_dict_hooks.values():
         watch_parts(module)
 

@@ -20,7 +20,7 @@ from .._errors import InvalidArgumentError, MismatchError
 from .chunks import whole_shape
 from .compile import left_out
 from .digests import comparable_digest, is_plain_tensor
-from .matrix import Model
+from .model import ShardedModel
 from .parameter import LogicalParameter
 from .parts import WholePart
 from .state_dict import UncutState, held_of, rows_of
@@ -81,7 +81,7 @@ def _prepared(optimizer: torch.optim.Optimizer, state: State) -> State:
                 model.end_states()
 
 
-def _models_of(optimizer: torch.optim.Optimizer) -> list[Model]:
+def _models_of(optimizer: torch.optim.Optimizer) -> list[ShardedModel]:
     """Return the models whose ranks load together, in an order that they share."""
     found = {
         parameter.etp.model.number: parameter.etp.model
@@ -94,7 +94,7 @@ def _models_of(optimizer: torch.optim.Optimizer) -> list[Model]:
 Told = list[tuple[str, str]]  # what, and its digest
 
 
-def _shared(models: list[Model], function: Callable[[], Any], told: Callable[[Any], Told]) -> Any:
+def _shared(models: list[ShardedModel], function: Callable[[], Any], told: Callable[[Any], Told]) -> Any:
     """Call a function on all ranks. An error on one of them is raised on all; so is a difference of what it tells."""
     error: Exception | None = None
     result: Any = None

@@ -7,67 +7,25 @@ optimiser. A store that is not kept becomes the rank's own once ranks write diff
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import _core
 from .._errors import InvalidArgumentError
 from .digests import bytes_of
 from .group import Group
-from .telling import Member, answers_of, known, told_of
+from .telling import answers_of, known, told_of
+
+if TYPE_CHECKING:
+    from .model import ShardedModel
+    from .shared_states import SharedRows
+    from .weight import Weight
 
 _STAMP_BYTES = 8
-
-
-class Model(Protocol):
-    """What stores need of the model (ShardedModel) that they belong to."""
-
-    group: Group
-    member: Member
-    replicas: int
-    number: int
-    inline: bool  # gradients are reduced at once, at nodes that all ranks pass together
-    batch: Any  # the Batch of a step that is under way, or None
-
-    @property
-    def core(self) -> _core.ShardGroup: ...  # the ranks of all replicas
-    @property
-    def updating(self) -> bool: ...  # rows of weights may be written already
-    @property
-    def writes_states(self) -> bool: ...  # those of states and gradients, too
-    def in_forward(self) -> bool: ...
-    def in_backward(self) -> bool: ...
-    def writing_states(self) -> contextlib.AbstractContextManager[None]: ...
-    def writing(
-        self, weights: Sequence[Any], what: str, told: bytes, begins: bool
-    ) -> contextlib.AbstractContextManager[Sequence[bytes]]: ...
-
-
-class Weight(Protocol):
-    """What a parameter's store needs of its weight."""
-
-    name: str
-
-    @property
-    def version(self) -> int: ...
-    def asks_nobody(self) -> bool: ...
-    def pull(self, product: bool) -> torch.Tensor: ...
-    def rows_to_write(self) -> torch.Tensor: ...
-
-
-class Shared(Protocol):
-    """What the store of a state or gradient needs of its rows in memory that other ranks read."""
-
-    @property
-    def readable(self) -> bool: ...
-    def note(self, stamp: int) -> None: ...
-    def read(self, what: str, spec: Spec, rows: torch.Tensor, stamp: int) -> tuple[torch.Tensor, list[int]]: ...
 
 
 class Spec:
@@ -223,7 +181,7 @@ class Store:
 
     def __init__(
         self,
-        model: Model,
+        model: ShardedModel,
         spec: Spec,
         rows: torch.Tensor | None,
         dtype: torch.dtype,
@@ -242,7 +200,7 @@ class Store:
         self.saved = weight is not None
         self.blank = False
         self.recipe: Recipe | None = None
-        self.shared: Shared | None = None
+        self.shared: SharedRows | None = None
         self.writes = 0
         self._memory: tuple[int, weakref.ref[torch.Tensor]] | None = None  # of which version, as long as one has it
 

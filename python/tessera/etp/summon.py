@@ -39,7 +39,7 @@ def summon(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 def _summoned(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     models = models_of(model)
     for each in models:
-        each.look(thorough=True)
+        each.watch.look(thorough=True)
     held = places_of(model)
     full: dict[Weight, torch.nn.Parameter] = {}
     for _, _, parameter in held:
@@ -47,10 +47,10 @@ def _summoned(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
             full[parameter.etp] = torch.nn.Parameter(whole(parameter).detach(), requires_grad=parameter.requires_grad)
             keep_part(parameter, full[parameter.etp])
     kinds = [type(module) for module, _, _ in held]
-    structures: list[tuple[ShardedModel, Structure | None]] = [(each, each.structure) for each in models]
+    structures: list[tuple[ShardedModel, Structure | None]] = [(each, each.watch.structure) for each in models]
     with ExitStack() as unwatched:
         for each in models:
-            unwatched.enter_context(each.unwatched())
+            unwatched.enter_context(each.watch.paused())
         for module, name, parameter in held:
             put(module, name, full[parameter.etp])
             module.__class__ = unsharded_class(type(module))
@@ -63,8 +63,8 @@ def _summoned(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     for each, structure in structures:
         if structure is not None:
             structure.forget(replaced)
-            each.structure = structure
-            each.look(thorough=True)
+            each.watch.structure = structure
+            each.watch.look(thorough=True)
 
 
 def _put_back(held: list[Held], kinds: list[type], places: list[Held]) -> None:

@@ -3,7 +3,7 @@ refuse."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,11 +11,10 @@ from .._errors import UnimplementedError
 from .phase import Phase
 from .saved_tensors import innermost_hooks
 
+if TYPE_CHECKING:
+    from .matrix import Matrix
+
 _recomputation = "_recomputation_hook"
-
-
-class Weight(Protocol):
-    name: str
 
 
 def expects_backward(phase: Phase) -> bool:
@@ -27,7 +26,7 @@ def expects_backward(phase: Phase) -> bool:
     return hooks is None or _recomputation not in getattr(hooks[0], "__qualname__", "")
 
 
-def refuse_twice(weight: Weight) -> None:
+def refuse_twice(weight: Matrix) -> None:
     if torch.is_grad_enabled():
         raise UnimplementedError(
             f"{weight.name}: a backward with create_graph=True goes through a sharded weight, whose gradient cannot be "

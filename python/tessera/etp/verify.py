@@ -155,7 +155,7 @@ def _whole_copy(
 def _close(model: torch.nn.Module) -> None:
     found = model_of(model)
     if found is not None:
-        found.unwatch()
+        found.watch.end()
         found.close()
         found.core.close()
 

@@ -6,7 +6,7 @@ import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
@@ -21,16 +21,20 @@ from .gathered_rows import gather_rows
 from .gradient_memory import GradientMemory
 from .inline import Reduce
 from .main_grad import Lent, main_grad_of
-from .matrix import Matrix, Model
-from .norms import Parallel
+from .matrix import Matrix
 from .phase import Phase
 from .placeholder import Placeholder
 from .post_hooks import PostHooks
-from .shared_states import SharedStates
-from .store import Shared, Spec, Store, agree, digest_of, refuse_difference
+from .shared_states import SharedRows, SharedStates
+from .store import Spec, Store, agree, digest_of, refuse_difference
 from .telling import telling
 from .tensor import LogicalTensor, is_sharded
 from .uses import refuse_twice
+
+if TYPE_CHECKING:
+    from .experts import Experts
+    from .layers._tensor_parallel import TensorParallel
+    from .model import ShardedModel
 
 # Attributes that belong to one object: the package's own (those of LogicalTensor, too), and memory of one shape.
 _OF_ONE = frozenset(
@@ -83,13 +87,6 @@ def stride_of(full: torch.Tensor) -> tuple[int, ...] | None:
     return full.stride()
 
 
-class Together(Protocol):
-    """Weights that are gathered together."""
-
-    def one(self, number: int, phase: Phase, expects_backward: bool) -> tuple[torch.Tensor, int]: ...
-    def clear(self) -> None: ...
-
-
 class Weight(Matrix):
     """What a sharded parameter is a part of; `p.etp`.
 
@@ -117,7 +114,7 @@ class Weight(Matrix):
 
     def __init__(
         self,
-        model: Model,
+        model: ShardedModel,
         numbers: Sequence[int],
         name: str,
         full: torch.Tensor,
@@ -144,7 +141,7 @@ class Weight(Matrix):
         self.frozen = not full.requires_grad
         self.copied = True  # uses of it may write what they gather
         self.started = True  # else the ranks have not told each other where its rows lie
-        self.together: Together | None = None  # weights that are gathered with it
+        self.together: Experts | None = None  # weights that are gathered with it
         self.local = rows = self._room()
         with torch.no_grad():
             rows.copy_(self.cut(full))
@@ -169,7 +166,7 @@ class Weight(Matrix):
         self.lent = Lent()
         self._unreduced: list[torch.Tensor] = []  # rows of inline reductions that have failed
         self._row_parameter: torch.nn.Parameter | None = None
-        self._master: Shared | None = None  # where other ranks read a master that does not travel
+        self._master: SharedRows | None = None  # where other ranks read a master that does not travel
         self._gradient_memory = GradientMemory()
 
     def _store(self) -> Store:
@@ -268,7 +265,7 @@ class Weight(Matrix):
         return self.model.runtime.shard(self.number)
 
     @property
-    def parallel(self) -> Parallel | None:
+    def parallel(self) -> TensorParallel | None:
         """Tensor parallelism that has cut it before."""
         return getattr(self.parameter, "etp_parallel", None)
 
@@ -357,7 +354,7 @@ class Weight(Matrix):
 
     def anchor(self) -> torch.Tensor:
         """What the graph of a use has in its place."""
-        return self.model.anchor if TOLD_OF_INPUTS else led_to(self.model, (self.parameter,))
+        return self.model.anchor if TOLD_OF_INPUTS else led_to(self.model.anchor, (self.parameter,))
 
     def prepare(self) -> None:
         if self._memory is None:

@@ -15,7 +15,7 @@ from ..config import is_inline
 from ..group import Group
 from ..main_grad import main_grad_of
 from ..making import add_weight, digest_of, is_plain, require_same_digests
-from ..matrix import Model
+from ..model import ShardedModel
 from ..modules import Constructed, apply_linear
 from ..parameter import LogicalParameter
 from ..state_dict import watch_parts, watch_ties
@@ -266,7 +266,7 @@ class Layer(Constructed):
     def listed(self) -> list[str]:
         return self._experts
 
-    def list_experts(self, model: Model) -> None:
+    def list_experts(self, model: ShardedModel) -> None:
         experts = [each.number for each in self._weights_named(self._experts) if each.model is model]
         self._are_listed = 1 < len(experts) == len(self._experts) and not model.inline
         if self._are_listed:

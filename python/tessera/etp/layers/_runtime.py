@@ -13,11 +13,11 @@ import torch
 from ..compile import leave_out_of_graphs
 from ..group import Group
 from ..making import make_runtime
-from ..matrix import Listed
 from ..model import ShardedModel
+from ..module_watch import ModuleWatch
 from ..optim import watch_optimizers
 from ..replicated import Replicated
-from ..state_dict import watch_states, watch_ties
+from ..state_dict import watch_ties
 from ..state_loading import watch_loads
 from ..weight import Weight, dtype_name
 from ..wrappers import watch_wrappers
@@ -37,12 +37,40 @@ class Policy:
         return 1 if self.dp is None else self.dp.size
 
 
+class _LayersWatch(ModuleWatch):
+    """Follows the states of layers; each layer sees to its own forwards."""
+
+    def __init__(self, model: ShardedModel) -> None:
+        super().__init__(model)
+        self._layers: list[weakref.ref[torch.nn.Module]] = []
+
+    @property
+    def is_needed(self) -> bool:
+        return any(layer() is not None for layer in self._layers)
+
+    def add_tied(self, module: torch.nn.Module) -> None:
+        self._layers.append(weakref.ref(module))
+        super().add_tied(module)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.end()
+        try:
+            yield
+        finally:
+            for each in self._layers:
+                layer = each()
+                if layer is not None:
+                    super().add_tied(layer)
+            for replicated in self.model.replicated:
+                replicated.attach()
+
+
 class LayersModel(ShardedModel):
     """Layers that were constructed one after another. It takes further ones until the first update of one of them,
     which is collective, so that ranks agree; models of later layers are freed apart from it."""
 
     of_layers = True
-    _layers: list[weakref.ref[torch.nn.Module]]
     _whole: weakref.WeakKeyDictionary[torch.nn.Module, list[Replicated]]
     _policy: Policy
 
@@ -56,7 +84,7 @@ class LayersModel(ShardedModel):
         core = member.core
         runtime = make_runtime(core, policy.reduction, policy.publish, replicas=policy.replicas)
         made = cls(group, member, runtime, policy.inline, 1.0 if policy.reduction == "sum" else 1 / core.size)
-        made._layers = []
+        made.watch = _LayersWatch(made)
         made._whole = weakref.WeakKeyDictionary()
         made._policy = policy
         group.layers[policy] = made
@@ -82,11 +110,7 @@ class LayersModel(ShardedModel):
         for weight in self.weights:
             weight.drop_rows()
         self.show_masters()
-        self.watch_tied(layer)
-
-    def watch_tied(self, module: torch.nn.Module) -> None:
-        self._layers.append(weakref.ref(module))
-        super().watch_tied(module)
+        self.watch.add_tied(layer)
 
     def take_no_more(self) -> None:
         if self.group.layers.get(self._policy) is self:
@@ -102,23 +126,6 @@ class LayersModel(ShardedModel):
             for replicated in self._whole.get(layer, ()):
                 replicated.follow()
 
-    def begin_update(self, weights: Iterable[Listed], what: str = "an update", timeout: float | None = None) -> None:
+    def begin_update(self, weights: Iterable[Weight], what: str = "an update", timeout: float | None = None) -> None:
         self.take_no_more()
         super().begin_update(weights, what, timeout)
-
-    @property
-    def alive(self) -> bool:
-        return any(layer() is not None for layer in self._layers)
-
-    @contextmanager
-    def unwatched(self) -> Iterator[None]:
-        self.unwatch()
-        try:
-            yield
-        finally:
-            for each in self._layers:
-                layer = each()
-                if layer is not None:
-                    self._handles += watch_states(layer, self)
-            for replicated in self.replicated:
-                replicated.attach()

@@ -1,0 +1,38 @@
+"""Weights that are written in part: whoever uses them is refused by name until they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .._errors import InvalidArgumentError
+
+WAY_OUT = (
+    "Load a state of model and optimiser before they are used again (load_state_dict(), tessera.checkpoint): on all "
+    "ranks a part of the step is done"
+)
+
+
+class Damage:
+    """The damaged weights of one model, each with how that came."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[Any, str] = {}
+
+    def add(self, weights: Iterable[Any], why: str) -> None:
+        """Refuse their uses until they are loaded. Those that are damaged already keep their first reason."""
+        self._reasons |= {weight: why for weight in weights if weight not in self._reasons}
+
+    def mend(self, weights: Iterable[Any]) -> None:
+        """Weights have been loaded."""
+        for weight in weights:
+            self._reasons.pop(weight, None)
+
+    def refuse(self) -> None:
+        """Throw if there is any."""
+        for weight, why in self._reasons.items():
+            raise InvalidArgumentError(f"{weight.name} is damaged: {why}. {WAY_OUT}")
+
+    @property
+    def reasons(self) -> Mapping[Any, str]:
+        return self._reasons
