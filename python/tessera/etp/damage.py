@@ -9,7 +9,7 @@ from .._errors import InvalidArgumentError
 
 WAY_OUT = (
     "Load a state of model and optimiser before they are used again (load_state_dict(), tessera.checkpoint): on all "
-    "ranks a part of the step is done"
+    "ranks a part is written"
 )
 
 
