@@ -234,6 +234,8 @@ class _Ranks:
 class Muon(torch.optim.Optimizer):
     """Muon (https://kellerjordan.github.io/posts/muon/), with the results of torch.optim.Muon bit for bit, for sharded
     and plain parameters of two dims, and stacks [E, F, K], of which each matrix [F, K] is orthogonalised by itself.
+    Parameters of bf16 differ in rounding; and there, without nesterov, torch's own step also divides its moving average
+    by the norm, as it takes it for a copy, which this one does not.
 
     Each matrix is orthogonalised by one rank of the group. It is as fast as it can be on N ranks if there are at least
     4 N matrices. Embeddings, heads, biases and norms belong to another optimiser (AdamW).

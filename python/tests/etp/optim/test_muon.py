@@ -10,7 +10,7 @@ import etp_muon_scenarios
 import pytest
 import tessera
 import torch
-from etp_models import on_ranks, plainly, scenarios_of
+from etp_models import on_grid, on_ranks, plainly, scenarios_of
 from tessera import etp
 from tessera.etp import muon
 from torch_ranks import launch
@@ -31,6 +31,14 @@ def test_its_steps_are_those_of_torchs_in_one_process(found: tuple[int, dict[str
     expected = plainly(SCENARIOS[name], size)
     for rank in ranks[name]:
         assert rank == expected
+
+
+def test_its_steps_on_replicas_are_those_of_torchs_in_one_process() -> None:
+    scenarios = {name: SCENARIOS[name] for name in ("muon", "groups_and_missing_gradients")}
+    ranks = on_grid(scenarios, 2, 2)
+    for name, scenario in scenarios.items():
+        expected = plainly(scenario, 4)
+        assert all(rank == expected for rank in ranks[name])
 
 
 def test_plain_parameters_are_stepped_as_by_torch() -> None:
