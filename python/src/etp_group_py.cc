@@ -11,6 +11,7 @@
 
 #include "base/fail.h"
 #include "collective/group.h"
+#include "collective/leftovers.h"
 #include "collective/movement/memory_reader.h"
 #include "collective/movement/sequence.h"
 #include "etp_values.h"
@@ -149,6 +150,19 @@ void read(MemoryReader& reader, const std::vector<ReadTuple>& tuples) {
   reader.read(reads);
 }
 
+// A rank that may read the others' memory.
+struct Reading {
+  std::shared_ptr<const void> token;
+};
+
+void keep_for_readers(const ShardGroup& group, nb::object memory) {
+  const std::shared_ptr<const void> kept(memory.release().ptr(), [](const void* object) {
+    const nb::gil_scoped_acquire acquired;
+    Py_DECREF(static_cast<PyObject*>(const_cast<void*>(object)));
+  });
+  collective::Leftovers::of_process().keep(group.impl()->readers(), kept);
+}
+
 void bind_reader(nb::module_& module) {
   module.def(
       "set_sequence",
@@ -176,6 +190,7 @@ void bind_reader(nb::module_& module) {
 }  // namespace
 
 void bind_etp_group(nb::module_& module) {
+  nb::class_<Reading>(module, "Reading", "What ShardGroup.reading() returns.");
   nb::class_<ShardGroup>(module, "ShardGroup",
                          "Ranks of one host that share weights. Collective calls are made by all ranks in one order.")
       .def_static(
@@ -209,6 +224,12 @@ void bind_etp_group(nb::module_& module) {
              const SignalHook hook;
              group.close();
            })
+      .def(
+          "reading", [](const ShardGroup& group) { return Reading{group.impl()->reading()}; },
+          "While what it returns lives, other ranks keep what they have shown this one, also once they want it no "
+          "more.")
+      .def("keep_for_readers", keep_for_readers, nb::arg("memory"),
+           "Keeps an object until no other rank of the group reads, which reading() tells. Does not wait.")
       .def("leave", &ShardGroup::leave, nb::call_guard<nb::gil_scoped_release>(), "close() without waiting.")
       .def_prop_ro("rank", &ShardGroup::rank)
       .def_prop_ro("size", &ShardGroup::size);

@@ -845,6 +845,9 @@ def launch(rank: int | None, world: int | None, group: tuple[int, int] | None) -
 def metrics() -> str:
     """What this process serves at /metrics, where it is asked to."""
 
+class Reading:
+    """What ShardGroup.reading() returns."""
+
 class ShardGroup:
     """
     Ranks of one host that share weights. Collective calls are made by all ranks in one order.
@@ -890,6 +893,16 @@ class ShardGroup:
         """
 
     def close(self) -> None: ...
+
+    def reading(self) -> Reading:
+        """
+        While what it returns lives, other ranks keep what they have shown this one, also once they want it no more.
+        """
+
+    def keep_for_readers(self, memory: object) -> None:
+        """
+        Keeps an object until no other rank of the group reads, which reading() tells. Does not wait.
+        """
 
     def leave(self) -> None:
         """close() without waiting."""

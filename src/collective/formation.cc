@@ -185,6 +185,9 @@ std::shared_ptr<Group> Group::form(const Exchange& exchange, const GroupOptions&
     impl->fail({error.code(), error.what()});
     throw;
   }
+  std::vector<Incarnation> processes;
+  for (const Bootstrap& rank : impl->ranks) processes.push_back(rank.process);
+  impl->readers = std::make_shared<Readers>(options.rank, impl->memory.pages, impl->pages, std::move(processes));
   return std::shared_ptr<Group>(new Group(std::move(impl)));
 }
 

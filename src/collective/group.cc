@@ -26,11 +26,14 @@ Group::Impl::~Impl() {
 void Group::Impl::abandon() {
   if (!own_page) return;
   const std::optional<Status> refusal = calls == nullptr ? std::nullopt : calls->last_refusal();
-  if (failure.set(refusal
-                      ? *refusal
-                      : failed(ErrorCode::kPeerLost, "rank {} (pid {}) has dropped group '{}' without close()"_message,
-                               options.rank, ::getpid(), options.name)))
+  if (own_page->state() == RankState::kFinal && !refusal) {
+    own_page->set_state(RankState::kLeft);  // its runtime has ended in good order, and others may read on
+  } else if (failure.set(refusal ? *refusal
+                                 : failed(ErrorCode::kPeerLost,
+                                          "rank {} (pid {}) has dropped group '{}' without close()"_message,
+                                          options.rank, ::getpid(), options.name))) {
     own_page->set_failure(failure.status());
+  }
   if (memory.bells != nullptr) Bells(memory.bells, options.rank, options.size).ring_sleepers();
 }
 
@@ -145,6 +148,22 @@ void Group::finish() {
   if (impl_->closed || !impl_->process.here() || impl_->failure.failed()) return;
   impl_->page(impl_->options.rank).set_state(RankState::kFinal);
   impl_->ring();
+}
+
+std::shared_ptr<const void> Group::reading() const {
+  if (!impl_->process.here()) return nullptr;
+  const MutexLock lock(impl_->reading_mutex);
+  std::shared_ptr<const void> token = impl_->reading.lock();
+  if (token == nullptr) {
+    token = std::shared_ptr<const void>(impl_->readers.get(),
+                                        [readers = impl_->readers](const void*) { readers->tell_done(); });
+    impl_->reading = token;
+  }
+  return token;
+}
+
+std::shared_ptr<const Readers> Group::readers() const {
+  return impl_->readers;
 }
 
 void Group::close(const Deadline& deadline) {
@@ -368,6 +387,7 @@ void Group::Impl::await_step(uint64_t step, const std::string& what, std::option
 
 uint64_t Group::Impl::call(const Call& call, const TakeMail& take) {
   require_usable();
+  Leftovers::of_process().free_unread();
   const uint64_t number = calls->run(call, take, Deadline::after(options.timeout));
   options.device->recorder().collective(options.name, static_cast<uint32_t>(options.size), number,
                                         to_string(call.kind));

@@ -32,6 +32,8 @@
 
 namespace tessera::collective {
 
+class Readers;
+
 // What moves the bytes. A back end that needs matched order has its gathers and folds called by all ranks in one order:
 // the runtime then compares the planned order of all ranks before a step.
 enum class Backend : uint8_t { kPulls, kNccl };
@@ -214,6 +216,11 @@ class Group : public std::enable_shared_from_this<Group> {
   // Tells the others that this rank changes no word any more: a peer that waits for one of them gets kPeerLost. Does
   // not wait. Collectives may follow.
   void finish();
+  // Keeps the memory of others for this rank, which may read it until the last of these has gone; then they are told so
+  // for ever. Null in a forked child.
+  std::shared_ptr<const void> reading() const;
+  // Who may read this rank's memory.
+  std::shared_ptr<const Readers> readers() const;
   // Leaves, and waits until all ranks have: a peer that waits for this rank does not learn that it died.
   // Afterwards every call throws. Idempotent.
   void close(const Deadline& deadline);

@@ -11,6 +11,7 @@
 #include "collective/calls.h"
 #include "collective/failure.h"
 #include "collective/group.h"
+#include "collective/leftovers.h"
 #include "collective/messages.h"
 #include "collective/service.h"
 #include "collective/shared/arenas.h"
@@ -83,6 +84,9 @@ struct Group::Impl {
   std::unique_ptr<Bells> bells;
   std::unique_ptr<Calls> calls;
   Arenas arenas;
+  std::shared_ptr<const Readers> readers;
+  Mutex reading_mutex;
+  std::weak_ptr<const void> reading GUARDED_BY(reading_mutex);
   std::unique_ptr<Service> service;  // none within a process; before what it uses
   std::atomic<bool> opened{false};   // pages and bells are there
   std::atomic<bool> closed{false};

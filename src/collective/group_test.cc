@@ -324,6 +324,19 @@ TEST_P(Groups, TellsWhoDroppedIt) {
   EXPECT_THAT(statuses[0], message(AllOf(HasSubstr("rank 1"), HasSubstr("has dropped group 'test'"))));
 }
 
+// That is no failure: others may read on what it has shown. Who wants a call of it is told.
+TEST_P(Groups, LeavesWithWhoDropsItOnceItsWordsAreFinal) {
+  if (ranks().size < 2) return;
+  const auto statuses = run_ranks(ranks(), [](Group& group) {
+    if (group.rank() == 1) {
+      group.finish();
+      throw std::runtime_error("the end of a program");
+    }
+    group.barrier("never");
+  });
+  EXPECT_THAT(statuses[0], message(AllOf(HasSubstr("rank 1"), HasSubstr("has left it, and was wanted for barrier"))));
+}
+
 TEST_P(Groups, SaysWhomItWaitedFor) {
   if (ranks().size < 2) return;
   const TestRanks all = ranks();

@@ -17,9 +17,10 @@ enum class Word : uint8_t {
   kRetired,   // intervals whose published versions this rank will read no more
   kClosed,    // intervals in which this rank will produce nothing more
   kLeftPlan,  // how often this rank has left its planned order
+  kDone,      // 1: this rank reads nothing of the others' any more
 };
 inline constexpr Word kLastSlotWord = Word::kFolded;
-inline constexpr Word kLastWord = Word::kLeftPlan;
+inline constexpr Word kLastWord = Word::kDone;
 inline constexpr uint32_t kWholeRank = UINT32_MAX;
 
 std::string_view to_string(Word word);  // "published", "left plan"

@@ -8,6 +8,7 @@
 #include "base/fail.h"
 #include "base/process.h"
 #include "codec/simd/fold.h"
+#include "collective/leftovers.h"
 #include "collective/movement/copy_rows.h"
 #include "device/link.h"
 #include "etp/schedule/planned_order.h"
@@ -83,7 +84,8 @@ RuntimeImpl::RuntimeImpl(ShardGroup group, RuntimeOptions options)
       publisher_(context_),
       consumptions_(context_, memory_, std::make_shared<WeightView::Shared>(group_.keeper(), context_.device)),
       gradients_(context_, pool_, captured_pool_),
-      replicated_(context_) {
+      replicated_(context_),
+      reading_(context_.group.reading()) {
   context_.group.claim();
 }
 
@@ -136,10 +138,27 @@ void RuntimeImpl::close() {
   context_.group.finish();  // it publishes and folds nothing any more
   await_compute();
   consumptions_.close();
+  reading_.reset();
+  keep_published();
   memory_->close();
   pool_->close();
   captured_pool_->close();
   schedule_log_.reset();
+}
+
+// Other ranks may still read it, and go on doing so where this one has closed its runtime first.
+void RuntimeImpl::keep_published() {
+  struct Published {
+    std::shared_ptr<const void> device;
+    std::vector<std::shared_ptr<const device::Buffer>> buffers;
+  };
+  const auto published = std::make_shared<Published>(Published{group_.keeper(), {}});
+  if (published->device == nullptr) return;  // it may go before they do
+  for (const auto& p : context_.parameters) {
+    published->buffers.push_back(p->shard);
+    published->buffers.push_back(p->publication.planes);
+  }
+  collective::Leftovers::of_process().keep(context_.group.readers(), published);
 }
 
 // Weights -------------------------------------------------------------------------------------------------------------

@@ -117,9 +117,11 @@ class RuntimeImpl {
   Consumptions consumptions_ GUARDED_BY(mutex_);
   Gradients gradients_ GUARDED_BY(mutex_);
   ReplicatedGradients replicated_ GUARDED_BY(mutex_);
+  std::shared_ptr<const void> reading_ GUARDED_BY(mutex_);
 
  private:
   void await_compute() REQUIRES(mutex_);
+  void keep_published() REQUIRES(mutex_);
   // Throws Error(kResourceExhausted) unless the group has room for `count` weights more.
   void require_slots(const std::string& name, size_t count) const REQUIRES(mutex_);
   WeightId add(std::unique_ptr<Parameter> parameter) REQUIRES(mutex_);

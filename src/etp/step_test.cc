@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <latch>
 #include <limits>
 #include <thread>
@@ -12,8 +13,10 @@
 
 #include "base/testing.h"
 #include "collective/group.h"
+#include "collective/leftovers.h"
 #include "device/condition.h"
 #include "etp/etp_testing.h"
+#include "tessera/memory.h"
 
 namespace tessera::etp {
 namespace {
@@ -85,6 +88,48 @@ TEST(StepTest, BuffersMayOutliveTheRuntimeAndTheGroup) {
     gradients.clear();
     shards.clear();
   }).join();
+}
+
+// Memory that was freed would be given to whatever comes next.
+TEST(StepTest, WeightsAreReadAfterTheirOwnerHasClosedItsRuntime) {
+  for (const char* const format : {"", "bf16", "nvfp4"}) {
+    std::latch seen(1);
+    std::latch overwritten(1);
+    run_ranks(2, [&](ShardGroup group) {
+      {
+        Runtime runtime(group, {.prefetch = PrefetchMode::kOff});
+        std::vector<WeightId> weights;
+        for (int i = 0; i < 4; ++i)
+          weights.push_back(runtime.add({.name = fmt::format("w{}", i), .rows = 64, .columns = 64, .format = format}));
+        for (const WeightId w : weights) fill_shard(runtime, w, 1);
+        runtime.start();
+        const auto values = [&](WeightId w) {
+          const FullWeight full = runtime.acquire(w, Phase::kForward, {.expects_backward = false});
+          const auto* const at = static_cast<const std::byte*>(full.data());
+          return std::vector<std::byte>(at, at + bytes_of(full.dtype(), 64 * 64));
+        };
+        if (group.rank() == 0) {
+          seen.wait();
+        } else {
+          std::vector<std::vector<std::byte>> before;
+          for (const WeightId w : weights) before.push_back(values(w));
+          seen.count_down();
+          overwritten.wait();
+          for (const WeightId w : weights) EXPECT_TRUE(values(w) == before[w]) << format << ' ' << w;
+        }
+      }
+      if (group.rank() == 1) return;
+      EXPECT_EQ(collective::Leftovers::of_process().count(), 1U);
+      std::vector<SharedBuffer> others;
+      for (size_t i = 0; i < 64; ++i) {
+        others.push_back(SharedHeap::process().allocate(64 * 32 * (i % 2 == 0 ? 4 : 2)));
+        std::memset(others.back().data(), 0xff, others.back().size());
+      }
+      overwritten.count_down();
+    });
+    collective::Leftovers::of_process().free_unread();
+    EXPECT_EQ(collective::Leftovers::of_process().count(), 0U);
+  }
 }
 
 TEST(StepTest, BuffersAreReturnedOnOtherThreads) {

@@ -12,7 +12,8 @@ The end of a backward, where ranks meet, is an update in this sense. Within a ba
 to what it makes in the memory of the last one, once all ranks have produced theirs or nothing will come: a rank that
 still reads what the last backward has left has not.
 
-What is let go is freed once the next update has begun, when no rank reads: one that is behind may still want it.
+What is let go is freed once the next update has begun, when no rank reads: one that is behind may still want it. So may
+one that reads on when this rank has dropped the model: what is left then is kept until all others have dropped theirs.
 """
 
 from __future__ import annotations
@@ -112,6 +113,8 @@ class SharedStates:
         self._boards: list[Words] = []  # of this rank, each twice as long as the one before
         self._free: list[Words] = []  # entries
         self._gone: list[tuple[Words, torch.Tensor]] = []  # entries and rows that have been let go
+        self._reading = core.reading()
+        weakref.finalize(self, core.keep_for_readers, (self._boards, self._gone)).atexit = False
         self._made: dict[tuple[int, str], int] = {}  # states of this update, by weight and key
         self.bytes = 0
         self.adding = False
@@ -269,12 +272,13 @@ class SharedStates:
 
     def _take_away(self) -> None:
         """Free what has been let go. REQUIRES: no rank reads."""
-        gone, self._gone = self._gone, []
+        gone = self._gone[:]
         for entry, _ in gone:
             entry[_NAME] = 0
             self._free.append(entry)
         if gone:
             self._change()
+            del self._gone[: len(gone)]
 
     # --- what it reads of others
 

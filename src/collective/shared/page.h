@@ -17,7 +17,7 @@
 namespace tessera::collective {
 
 inline constexpr uint64_t kPageMagic = 0x3147505054455354;  // "TSETPPG1"
-inline constexpr uint32_t kPageVersion = 4;
+inline constexpr uint32_t kPageVersion = 5;
 inline constexpr int kMaxRanks = 1024;
 inline constexpr uint32_t kMaxSlots = 1 << 24;
 
@@ -67,7 +67,7 @@ struct PageHeader {
   uint32_t size;
   uint32_t slots;
   alignas(64) std::atomic<uint64_t> state;     // RankState
-  alignas(64) std::atomic<uint64_t> words[3];  // of the whole rank
+  alignas(64) std::atomic<uint64_t> words[4];  // of the whole rank
   alignas(64) std::atomic<uint64_t> step;      // of numbered calls: mails so far
   alignas(64) std::atomic<uint32_t> failure_code;
   std::atomic<uint32_t> failure_bytes;
