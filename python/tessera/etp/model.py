@@ -27,6 +27,7 @@ from .refusals import kind_refused
 from .replicated import Replicated
 from .shared_states import SharedStates
 from .telling import Member
+from .tensor import lasting
 from .threads import Threads
 from .weight import Weight
 
@@ -101,8 +102,9 @@ class ShardedModel(Closing):
         self.foreign: dict[str, torch.Tensor] = {}  # frozen parameters whose gradients nobody could add
         self.buffers: Buffers | None = None
         self._meeting = False
-        self.anchor = torch.zeros((), requires_grad=True)  # autograd's way to a weight that is not its input
-        self.anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
+        with lasting():
+            self.anchor = torch.zeros((), requires_grad=True)  # autograd's way to a weight that is not its input
+            self.anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
         self.wanted: set[int] | None = None
         self.tasks: list[int] = []  # of backwards under way, outermost first
         self.companions: weakref.WeakSet[ShardedModel] = weakref.WeakSet()  # in one module with it: they meet together

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -166,6 +166,12 @@ class ModuleWatch:
         finally:
             self._looking = False
         return self.structure is not structure
+
+    def has_some_of(self, parameters: Container[int]) -> bool:
+        """Tell whether the module has changed, and has one of these parameters, by id."""
+        if self.structure is None or self.structure.is_current or self.module is None:
+            return False
+        return any(id(parameter) in parameters for parameter in self.module.parameters())
 
     def look_if_changed(self) -> None:
         """Look if torch has told of a change; quick where it has not."""

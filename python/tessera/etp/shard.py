@@ -26,6 +26,7 @@ from .modules import Constructed, has_group, only_reads, put, sharded_class, uns
 from .moves import watch_moves
 from .optim import watch_optimizers
 from .parameter import LogicalParameter
+from .plain_tensors import watch_plain_tensors
 from .refusals import require_shardable
 from .replicated import Replicated
 from .state_dict import watch_ties
@@ -33,6 +34,7 @@ from .state_loading import watch_loads
 from .state_names import note_names
 from .structure import is_script
 from .telling import collective
+from .tensor import lasting
 from .views import models_of, places_of
 from .views import whole as whole_of
 from .weight import Weight, dtype_name, keep_part
@@ -40,6 +42,7 @@ from .wrappers import note_root, watch_wrappers
 
 
 @collective("shard_module_()")
+@lasting()
 def shard_module_(
     model: torch.nn.Module,
     group: Group,
@@ -161,10 +164,10 @@ def shard_module_(
             weight.drop_rows()
         sharded.show_masters()
         sharded.adopt = Adopter(sharded, choice.of_parameter, cut.make)
-        if any(True for _ in model.buffers()):
-            sharded.buffers = Buffers(sharded.core, model, rules)
+        sharded.buffers = Buffers(sharded.core, model, rules)
         sharded.watch.begin(model)
         watch_optimizers()
+        watch_plain_tensors()
         watch_loads()
         watch_ties()
         watch_wrappers()

@@ -160,6 +160,7 @@ class Store:
 
     __slots__ = (
         "__weakref__",
+        "_data",
         "_memory",
         "blank",
         "dtype",
@@ -203,6 +204,7 @@ class Store:
         self.shared: SharedRows | None = None
         self.writes = 0
         self._memory: tuple[int, weakref.ref[torch.Tensor]] | None = None  # of which version, as long as one has it
+        self._data: list[weakref.ref[Any]] = []  # tensors that a program has taken as .data of this one
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Store:
         return self
@@ -252,6 +254,16 @@ class Store:
             found = torch.empty_strided(whole.shape, whole.stride(), dtype=whole.dtype).copy_(whole)
             self._memory = version, weakref.ref(found)
         return found
+
+    def note_data(self, taken: Any) -> None:
+        """Remember a tensor that a program takes as .data, as long as it has it."""
+        self._data = [each for each in self._data if each() is not None]
+        self._data.append(weakref.ref(taken))
+
+    def take_data(self) -> list[Any]:
+        """Return those that it still has, once."""
+        taken, self._data = [each() for each in self._data], []
+        return [each for each in taken if each is not None]
 
     @property
     def version(self) -> int:

@@ -171,7 +171,10 @@ class LogicalTensor(torch.Tensor):
 
     @property
     def data(self) -> Any:
-        return self.detach()
+        taken = self.detach()
+        if self.store.weight is not None and not self.chain:
+            self.store.note_data(taken)
+        return taken
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
@@ -198,6 +201,8 @@ class LogicalTensor(torch.Tensor):
         what = f".data of {self.store}"
         with torch.no_grad():
             if self.store.weight is not None or self.chain:
+                if not self.chain:
+                    self._leave_data(new)
                 self.copy_(new)
                 return
             if is_sharded(new) and new.spec is not None and not new.chain and new.spec.is_like(self.spec):
@@ -215,6 +220,13 @@ class LogicalTensor(torch.Tensor):
                     Store(store.model, store.spec, rows, store.dtype, name=store.name, kept=store.kept, held=store.held)
                 )
             )
+
+    def _leave_data(self, new: torch.Tensor) -> None:
+        """Have what a program has taken as .data keep its values: in plain torch it keeps the memory that this tensor
+        leaves. The rows of a weight stay where they are."""
+        for taken in self.store.take_data():
+            if taken is not new and taken.store is self.store and not taken.chain:
+                taken.become(copy_of(taken))
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As torch's; "cpu:0" and its like are where it is."""

@@ -16,6 +16,7 @@ from ..making import make_runtime
 from ..model import ShardedModel
 from ..module_watch import ModuleWatch
 from ..optim import watch_optimizers
+from ..plain_tensors import watch_plain_tensors
 from ..replicated import Replicated
 from ..state_dict import watch_ties
 from ..state_loading import watch_loads
@@ -90,6 +91,7 @@ class LayersModel(ShardedModel):
         group.layers[policy] = made
         group.finish(member)
         watch_optimizers()
+        watch_plain_tensors()
         watch_loads()
         watch_ties()
         watch_wrappers()

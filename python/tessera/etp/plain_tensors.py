@@ -1,0 +1,38 @@
+"""What torch does to its own tensors with a sharded one in hand, without asking that one: it would take its memory, of
+which there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .tensor import LogicalTensor
+
+_followed: list[Any] = []
+
+
+def watch_plain_tensors() -> None:
+    """Follow `plain.data = sharded` and to_dlpack(sharded). Once a process."""
+    if _followed:
+        return
+    data: Any = torch._C.TensorBase.data
+    to_dlpack: Any = torch._C._to_dlpack
+    _followed.extend((data, to_dlpack))
+
+    def put(tensor: torch.Tensor, new: Any) -> None:
+        if isinstance(new, LogicalTensor):  # all of its values, in memory of its own
+            with torch.no_grad():
+                new = new.whole().detach().clone()
+        data.__set__(tensor, new)
+
+    def capsule(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, LogicalTensor):
+            return tensor.__dlpack__()
+        return to_dlpack(tensor, *args, **kwargs)
+
+    torch.Tensor.data = property(data.__get__, put, doc=data.__doc__)  # type: ignore[assignment]
+    for place in (torch._C, torch, torch.utils.dlpack):
+        for name in ("_to_dlpack", "to_dlpack"):
+            if getattr(place, name, None) is to_dlpack:
+                setattr(place, name, capsule)
