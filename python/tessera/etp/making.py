@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -14,6 +16,7 @@ from .digests import comparable_digest, is_plain_tensor
 from .group import Group
 from .model import ShardedModel
 from .stack import Stack
+from .telling import json_of, known
 from .weight import Weight, can_shard, dtype_name
 
 _PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -148,6 +151,25 @@ def require_same(group: Group, parameters: Iterable[tuple[str, torch.nn.Paramete
     """Throws if ranks have different parameters: each keeps rows of its own copy. Collective."""
     named = list(parameters)
     require_same_digests(group, [name for name, _ in named], [digest_of(name, each) for name, each in named])
+
+
+def require_same_options(core: _core.ShardGroup, call: str, options: Mapping[str, str]) -> None:
+    """Throw, on all ranks, unless these have given a call the same options. Collective."""
+    told = json.dumps(options).encode()
+    answers = json_of(core.exchange(f"the options of {call}", told), f"the options of {call}", _may_be_options)
+    for rank, others in enumerate(answers):
+        for name, first in answers[0].items():
+            if others.get(name) != first:
+                raise known(
+                    MismatchError(
+                        f"{call}: {name}= is {first} on rank 0 and {others.get(name)} on rank {rank}: give all ranks "
+                        "the same"
+                    )
+                )
+
+
+def _may_be_options(told: Any) -> bool:
+    return isinstance(told, dict) and all(isinstance(value, str) for value in told.values())
 
 
 def require_same_digests(group: Group, names: Sequence[str], digests: Sequence[bytes]) -> None:

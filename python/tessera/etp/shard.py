@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -19,7 +19,16 @@ from .config import is_inline
 from .copying import Copier
 from .experts import expert_lists, gather_together
 from .group import Group
-from .making import add_stack, add_weight, can_reduce, digest_of, make_runtime, require_same, require_same_digests
+from .making import (
+    add_stack,
+    add_weight,
+    can_reduce,
+    digest_of,
+    make_runtime,
+    require_same,
+    require_same_digests,
+    require_same_options,
+)
 from .meta import Init, is_on_meta, materialise
 from .model import ShardedModel
 from .modules import Constructed, has_group, only_reads, put, sharded_class, unsharded_class
@@ -138,7 +147,14 @@ def shard_module_(
             f"min_elements={min_elements}"
         )
     groups = [group] if dp is None else [group, dp]
+    options = {
+        "mode": "inline" if inline else "deferred",
+        "nonfinite": repr(nonfinite),
+        "buffers": repr([(rule.pattern, how) for rule, how in rules]),
+        "experts": repr(lists),
+    }
     for one in groups:
+        require_same_options(one.core, "shard_module_()", options)
         require_same(one, [(name, parameter) for name, parameter in named if not parameter.is_meta])
         if any(True for _ in model.buffers()):
             held = {name: each for name, each in model.named_buffers() if not each.is_meta}
@@ -267,6 +283,7 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
     sharded = next((parameter.etp.model for _, _, parameter in own), None)
     if not isinstance(sharded, ShardedModel):
         return given
+    _require_whole_model(model, sharded, {parameter.etp for _, _, parameter in own})
     sharded.drain()
     full = {}
     for weight in sharded.weights:
@@ -282,6 +299,18 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
     sharded.close()
     sharded.core.close()
     return given
+
+
+def _require_whole_model(model: torch.nn.Module, sharded: ShardedModel, weights: Collection[Weight]) -> None:
+    """Throw if the sharded model has others, too."""
+    root = sharded.watch.module
+    for _, _, parameter in places_of(root) if root is not None else ():
+        if parameter.etp.model is sharded and parameter.etp not in weights:
+            part, all_of_it = unsharded_class(type(model)), unsharded_class(type(root))
+            raise InvalidArgumentError(
+                f"etp.unshard_() of {part.__name__}, which is a part of a sharded {all_of_it.__name__} that has "
+                f"{parameter.etp.name}, too: give it the whole model"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

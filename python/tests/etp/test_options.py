@@ -50,6 +50,37 @@ def test_ranks_that_exchange_in_other_ways_are_told() -> None:
     assert all("amaxes exchanged together" in each and "one by one" in each for each in launch(_disagreeing, 2))
 
 
+OTHER_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "mode": ("deferred", "inline"),
+    "nonfinite": ("error", "propagate"),
+    "buffers": ("broadcast", "mean"),
+    "experts": ((), [["0.weight", "1.weight"]]),
+}
+
+
+def _two() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+
+
+def _given_other_options(rank: int) -> tuple[dict[str, str], bool]:
+    texts = {}
+    with etp.init_group(timeout=30) as group:
+        for name, values in OTHER_OPTIONS.items():
+            with pytest.raises(tessera.Error) as caught:
+                etp.shard_module_(_two(), group, **{name: values[rank]})
+            texts[name] = str(caught.value)
+        model = etp.shard_module_(built(), group)
+        return texts, bool(loss_of(model, rank).isfinite())
+
+
+def test_options_of_a_model_that_differ_between_ranks_are_named() -> None:
+    (first, trains), (second, trains_too) = launch(_given_other_options, 2)
+    assert trains and trains_too
+    for name in OTHER_OPTIONS:
+        assert f"{name}= is" in first[name] and first[name] == second[name], first[name]
+
+
 def _in_line(rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with etp.init_group(timeout=30) as group, configured(async_reduction=False):

@@ -8,6 +8,7 @@ import io
 from typing import Any
 
 import pytest
+import tessera
 import torch
 from etp_models import WORDS, Run, adamw, as_bytes, batch, built
 from tessera import etp
@@ -112,6 +113,24 @@ def test_summoned_and_unsharded_models_compute_the_same(ranks: list[dict[str, An
 def test_versions_and_figures_count_updates(ranks: list[dict[str, Any]]) -> None:
     assert all(each["version"] == 4 for each in ranks)
     assert all(each["report"] == (2, 3, 3, True) for each in ranks)
+
+
+def _unsharded_in_part(rank: int) -> tuple[str, bool, bool]:
+    with etp.init_group(timeout=30) as group:
+        model = built()
+        before = model.up.weight.detach().clone()
+        etp.shard_module_(model, group)
+        with pytest.raises(tessera.InvalidArgumentError) as caught:
+            etp.unshard_(model.up)
+        still = isinstance(model.up.weight, etp.LogicalTensor)
+        etp.unshard_(torch.nn.Sequential(model))
+        return str(caught.value), still, torch.equal(model.up.weight, before)
+
+
+def test_a_part_of_a_model_is_not_unsharded() -> None:
+    for text, still, same in launch(_unsharded_in_part, 2):
+        assert "of Linear, which is a part of a sharded" in text and "give it the whole model" in text
+        assert still and same
 
 
 def test_a_model_can_be_sharded_again(ranks: list[dict[str, Any]]) -> None:
