@@ -73,15 +73,19 @@ class HandedOver:
                 raise known(
                     MismatchError(
                         f"{kind}.step() of sharded {weights[0].name} and others: ranks 0 and {other} differ in a "
-                        "setting (lr, weight_decay, ...) or in what was written into parameters, gradients or states: "
-                        "give all ranks the same; no weight was written"
+                        "setting (lr, weight_decay, ...), in which weights are frozen, or in what was written into "
+                        "parameters, gradients or states: give all ranks the same; no weight was written"
                     )
                 )
 
     def _stamps_of(self, weight: Weight) -> list[Any]:
         gradient = weight.parameter.grad
         state = self._optimizer.state.get(weight.parameter)
-        found: list[Any] = [weight.store.stamp, None if gradient is None else gradient.store.stamp]
+        found: list[Any] = [
+            weight.parameter.requires_grad,
+            weight.store.stamp,
+            None if gradient is None else gradient.store.stamp,
+        ]
         if isinstance(state, dict):
             for key, value in state.items():
                 if is_sharded(value):

@@ -242,13 +242,17 @@ def _different(what: str, rank: int) -> Any:
             "a learning rate, on rows": lambda: torch.optim.AdamW(parameters, lr=0.1 + rank),
             "a learning rate": lambda: ByHand(parameters, lr=0.1 + rank),
             "a state": lambda: RandomStates(parameters),
+            "a frozen weight": lambda: torch.optim.SGD(parameters, lr=0.1, foreach=True),
             "an unkept promise": lambda: Normalised(parameters),
             "a promise of states that cannot be cut": lambda: LowBit(parameters),
         }
         optimizer = kinds[what]()
+        if what == "a frozen weight" and rank == 0:
+            model.up.weight.requires_grad_(False)
         loss_of(model, rank).backward()
         before = _weights(model)
         refused = _refused(optimizer.step)
+        model.up.weight.requires_grad_(True)
         if what in ("a learning rate", "a state"):
             used = _refused(lambda: loss_of(model, rank))[1]
             model.load_state_dict(built().state_dict())
@@ -261,6 +265,7 @@ def _different(what: str, rank: int) -> Any:
 
 TEXTS = {
     "a learning rate, on rows": "AdamW.step() of sharded emb.weight and others: ranks 0 and 1 differ in a setting",
+    "a frozen weight": "ranks 0 and 1 differ in a setting (lr, weight_decay, ...), in which weights are frozen",
     "a learning rate": "ByHand.step() has not written the same on ranks 0 and 1, first into sharded tensor emb.weight",
     "a state": "the state 'noise' of emb.weight would write different values",
     "an unkept promise": "allow_optimizer(Normalised) promises that its step treats every element by itself, and a "
