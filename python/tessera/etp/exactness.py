@@ -81,7 +81,7 @@ def _conditions(sharded: ShardedModel, optimizer: torch.optim.Optimizer | None) 
         yield Condition(
             "operators", False, "torch may take those whose order of additions varies: use_deterministic_algorithms()"
         )
-    if sharded.buffers is not None:
+    if sharded.buffers is not None and sharded.buffers.entries:
         yield _buffers(sharded, sharded.buffers)
     yield _processes(sharded)
     if optimizer is not None:
