@@ -38,7 +38,8 @@ constexpr size_t last_mails_begin(uint32_t slots) {
 }  // namespace
 
 std::string_view to_string(Word word) {
-  static constexpr std::string_view kNames[] = {"published", "produced", "folded", "retired", "closed", "left plan", "done"};
+  static constexpr std::string_view kNames[] = {"published", "produced",  "folded", "retired",
+                                                "closed",    "left plan", "done"};
   return kNames[static_cast<size_t>(word)];
 }
 
