@@ -190,7 +190,7 @@ void bind_reader(nb::module_& module) {
 }  // namespace
 
 void bind_etp_group(nb::module_& module) {
-  nb::class_<Reading>(module, "Reading", "What ShardGroup.reading() returns.");
+  const nb::class_<Reading> reading(module, "Reading", "What ShardGroup.reading() returns.");
   nb::class_<ShardGroup>(module, "ShardGroup",
                          "Ranks of one host that share weights. Collective calls are made by all ranks in one order.")
       .def_static(

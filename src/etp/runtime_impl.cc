@@ -6,6 +6,7 @@
 
 #include "base/config.h"
 #include "base/fail.h"
+#include "base/log.h"
 #include "base/process.h"
 #include "codec/simd/fold.h"
 #include "collective/leftovers.h"
@@ -152,13 +153,17 @@ void RuntimeImpl::keep_published() {
     std::shared_ptr<const void> device;
     std::vector<std::shared_ptr<const device::Buffer>> buffers;
   };
-  const auto published = std::make_shared<Published>(Published{group_.keeper(), {}});
-  if (published->device == nullptr) return;  // it may go before they do
-  for (const auto& p : context_.parameters) {
-    published->buffers.push_back(p->shard);
-    published->buffers.push_back(p->publication.planes);
+  try {
+    const auto published = std::make_shared<Published>(Published{group_.keeper(), {}});
+    if (published->device == nullptr) return;  // it may go before they do
+    for (const auto& p : context_.parameters) {
+      published->buffers.push_back(p->shard);
+      published->buffers.push_back(p->publication.planes);
+    }
+    collective::Leftovers::of_process().keep(context_.group.readers(), published);
+  } catch (const std::exception& error) {  // no memory is left
+    log().warn("what others read of a closed runtime is freed: {}"_message, error.what());
   }
-  collective::Leftovers::of_process().keep(context_.group.readers(), published);
 }
 
 // Weights -------------------------------------------------------------------------------------------------------------
