@@ -101,6 +101,7 @@ def _part(rank: int, load: str | None, save: str | None, first: int, last: int) 
     losses = loop.train(first, last, 1)
     if save is not None:
         loop.accelerator.save_state(save)
+        loop.accelerator.wait_for_everyone()  # rank 0 reads what others have, as long as their processes live
     model = loop.accelerator.unwrap_model(loop.model)
     return losses, {name: etp.whole(each).detach().clone() for name, each in model.named_parameters()}
 
