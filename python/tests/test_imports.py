@@ -81,7 +81,7 @@ def circle(arrows: Mapping[str, set[str]]) -> list[str]:
 
 
 def test_no_circle_of_modules() -> None:
-    """Of what runs: an annotation may name any class of its folder."""
+    """Counts what runs: an annotation may name any class of its folder."""
     arrows = graph(PACKAGE, for_types=False)
     assert {"tessera._bus.batch", TORCH, "tessera.maps"} <= arrows.keys()
     assert "tessera._bus.handle" in arrows["tessera._bus.batch"]

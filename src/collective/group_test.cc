@@ -324,7 +324,7 @@ TEST_P(Groups, TellsWhoDroppedIt) {
   EXPECT_THAT(statuses[0], message(AllOf(HasSubstr("rank 1"), HasSubstr("has dropped group 'test'"))));
 }
 
-// That is no failure: others may read on what it has shown. Who wants a call of it is told.
+// Fails nothing: others may read on what it has shown. Who wants a call of it is told.
 TEST_P(Groups, LeavesWithWhoDropsItOnceItsWordsAreFinal) {
   if (ranks().size < 2) return;
   const auto statuses = run_ranks(ranks(), [](Group& group) {

@@ -11,13 +11,16 @@ Readers::Readers(int rank, std::vector<std::shared_ptr<SharedPages>> memory, std
 
 bool Readers::none() const {
   if (!process_.here()) return false;
-  for (size_t rank = 0; rank < pages_.size(); ++rank) {
-    if (rank == static_cast<size_t>(rank_)) continue;
-    if (pages_[rank].word(Word::kDone, kWholeRank).load(std::memory_order_acquire) == 0 &&
-        liveness_of(processes_[rank]) != Liveness::kDead)
-      return false;
-  }
-  return true;
+  std::vector<size_t> reading;
+  for (size_t rank = 0; rank < pages_.size(); ++rank)
+    if (rank != static_cast<size_t>(rank_) &&
+        pages_[rank].word(Word::kDone, kWholeRank).load(std::memory_order_acquire) == 0)
+      reading.push_back(rank);
+  if (reading.empty()) return true;
+  const TimePoint now = Clock::steady().now();
+  if (now < next_look_.load(std::memory_order_relaxed)) return false;
+  next_look_.store(now + std::chrono::seconds(1), std::memory_order_relaxed);
+  return std::ranges::all_of(reading, [this](size_t rank) { return liveness_of(processes_[rank]) == Liveness::kDead; });
 }
 
 void Readers::tell_done() const {

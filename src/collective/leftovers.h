@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/fork_guard.h"
 #include "base/mutex.h"
 #include "base/process.h"
@@ -19,7 +20,8 @@ class Readers {
   Readers(int rank, std::vector<std::shared_ptr<SharedPages>> memory, std::vector<Page> pages,
           std::vector<Incarnation> processes);
 
-  // Whether no other rank does: each has said so by Word::kDone, or has died. Never waits.
+  // Tells whether no other rank does: each has said so by Word::kDone, or has died, which is looked at once a second.
+  // Never waits.
   bool none() const;
   // Tells the others that this rank reads nothing of theirs any more.
   void tell_done() const;
@@ -30,6 +32,7 @@ class Readers {
   const std::vector<Page> pages_;
   const std::vector<Incarnation> processes_;
   const ForkGuard process_;
+  mutable std::atomic<TimePoint> next_look_{TimePoint()};  // at processes, which takes system calls
 };
 
 // Thread-safe. A forked child keeps its copy of it for ever.

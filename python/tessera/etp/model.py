@@ -253,7 +253,7 @@ class ShardedModel(Closing):
 
     @property
     def under_way(self) -> str:
-        """What a call of another thread would meet, for messages; else empty."""
+        """Name what a call of another thread would meet, for messages; empty if there is nothing."""
         return "an update" if self.has_update else "a backward" if self.tasks else ""
 
     def leave(self, task: int) -> None:

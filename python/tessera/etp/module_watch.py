@@ -1,4 +1,4 @@
-"""What is hooked to the module of a sharded model: its forwards, its states, and changes of its parameters."""
+"""Hooks of the module of a sharded model, which follow its forwards, its states, and changes of its parameters."""
 
 from __future__ import annotations
 
@@ -167,15 +167,18 @@ class ModuleWatch:
             self._looking = False
         return self.structure is not structure
 
-    def has_some_of(self, parameters: Container[int]) -> bool:
-        """Tell whether the module has changed, and has one of these parameters, by id."""
-        if self.structure is None or self.structure.is_current or self.module is None:
-            return False
-        return any(id(parameter) in parameters for parameter in self.module.parameters())
+    @property
+    def has_changed(self) -> bool:
+        """Tell whether torch has told of a change of some module since the last look."""
+        return self.structure is not None and not self.structure.is_current
+
+    def has_any_of(self, parameters: Container[int]) -> bool:
+        """Tell whether the module has one of these parameters, by id."""
+        return self.module is not None and any(id(each) in parameters for each in self.module.parameters())
 
     def look_if_changed(self) -> None:
         """Look if torch has told of a change; quick where it has not."""
-        if self.structure is not None and not self.structure.is_current:
+        if self.has_changed:
             self.look()
 
     def take_note(self) -> None:

@@ -165,10 +165,12 @@ def _warn_of_others(optimizer: torch.optim.Optimizer, models: list[ShardedModel]
 @collective("an optimiser's step")
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Before any step: have the step of this class see to sharded parameters."""
-    held = {id(parameter) for _, parameter in numbered(optimizer)}
-    for known in models_of_this_process():  # whose new parameters may be all that this one holds
-        if known.watch.has_some_of(held):
-            known.watch.look()
+    changed = [known for known in models_of_this_process() if known.watch.has_changed]
+    if changed:  # their new parameters may be all that this one holds
+        parameters = {id(parameter) for _, parameter in numbered(optimizer)}
+        for known in changed:
+            if known.watch.has_any_of(parameters):
+                known.watch.look()
     if optimizer in _looked_at and getattr(type(optimizer).step, "in_batch", False):
         return
     updates = updates_of(optimizer)

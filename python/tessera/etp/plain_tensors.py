@@ -1,5 +1,5 @@
-"""What torch does to its own tensors with a sharded one in hand, without asking that one: it would take its memory, of
-which there is none."""
+"""Functions of torch that take a sharded tensor's memory, of which there is none, without asking that tensor. They are
+replaced by ones that take a copy of all its values."""
 
 from __future__ import annotations
 

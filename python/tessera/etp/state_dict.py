@@ -235,7 +235,7 @@ def _save(module: torch.nn.Module, state: dict[str, Any], prefix: str, metadata:
 
 
 class _Update:
-    """What a load_state_dict() makes of its writes, unless it is within an update."""
+    """One update of all that a load_state_dict() writes, unless one is around it."""
 
     def __init__(self, model: ShardedModel) -> None:
         self._model, self._has_begun = model, False

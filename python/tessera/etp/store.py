@@ -204,7 +204,7 @@ class Store:
         self.shared: SharedRows | None = None
         self.writes = 0
         self._memory: tuple[int, weakref.ref[torch.Tensor]] | None = None  # of which version, as long as one has it
-        self._data: list[weakref.ref[Any]] = []  # tensors that a program has taken as .data of this one
+        self._data: list[weakref.ref[Any]] = []  # that a program has taken as .data or detach() of this one
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Store:
         return self
@@ -256,7 +256,7 @@ class Store:
         return found
 
     def note_data(self, taken: Any) -> None:
-        """Remember a tensor that a program takes as .data, as long as it has it."""
+        """Remember a tensor that a program takes as .data or by detach(), as long as it has it."""
         self._data = [each for each in self._data if each() is not None]
         self._data.append(weakref.ref(taken))
 

@@ -42,7 +42,7 @@ def plain_parameter_takes_data(model: Any, rank: int) -> Any:
 def averaged_weights_are_swapped_in_and_out(model: Any, rank: int) -> Any:
     averaged = [each.detach().clone() * 0.5 for each in model.parameters()]
     found = []
-    for way in ("tuple", "three lines", "plain tensors"):
+    for way in ("tuple", "three lines", "detached", "plain tensors"):
         if way == "plain tensors":
             averaged = [torch.full(each.shape, 0.25) for each in model.parameters()]
         for _ in range(2):
@@ -50,7 +50,7 @@ def averaged_weights_are_swapped_in_and_out(model: Any, rank: int) -> Any:
                 if way == "tuple":
                     parameter.data, other.data = other.data, parameter.data
                 else:
-                    kept = parameter.data
+                    kept = parameter.detach() if way == "detached" else parameter.data
                     parameter.data = other.data
                     other.data = kept
             found.append(_values(model))
