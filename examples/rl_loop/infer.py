@@ -98,9 +98,11 @@ def main() -> None:
     try:
         with tessera.connect("loop", role="inference", peer="trainer", timeout=PATIENCE) as bus:
             serve(writer, bus)
+            # The last collectives, while there is still a bus to close: Gloo's threads let go of their tensors a little
+            # later, and abort a process whose interpreter ends meanwhile (pytorch/pytorch#190489).
+            seen = {"versions": writer.seen, "model": digests.of_model(writer.model.state_dict())}
     except tessera.Error as error:
         sys.exit(f"rank {dist.get_rank()}: {type(error).__name__}: {error}")
-    seen = {"versions": writer.seen, "model": digests.of_model(writer.model.state_dict())}
     if options.json and dist.get_rank() == 0:
         options.json.write_text(json.dumps(seen))
     dist.destroy_process_group()
