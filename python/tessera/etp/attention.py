@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from .compile import left_out
-from .modules import unsharded_class
+from .modules import InPlaceOf, in_place_of, unsharded_class
 from .tensor import LogicalTensor
 
 
-class Attentive(torch.nn.Module):
+class Attentive(torch.nn.Module, metaclass=InPlaceOf):
     """What they have in common."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -22,10 +22,12 @@ class Attentive(torch.nn.Module):
         return _forward_on_whole(self, args, kwargs)
 
 
+@in_place_of(torch.nn.MultiheadAttention)
 class ShardedMultiheadAttention(Attentive, torch.nn.MultiheadAttention):
     pass
 
 
+@in_place_of(torch.nn.TransformerEncoderLayer)
 class ShardedEncoderLayer(Attentive, torch.nn.TransformerEncoderLayer):
     pass
 
@@ -34,8 +36,6 @@ _KINDS: dict[type, type] = {
     torch.nn.MultiheadAttention: ShardedMultiheadAttention,
     torch.nn.TransformerEncoderLayer: ShardedEncoderLayer,
 }
-for _plain, _sharded in _KINDS.items():
-    _sharded.unsharded = _plain  # type: ignore[attr-defined]
 
 
 def attentive_class(module: torch.nn.Module) -> type | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,36 @@ if TYPE_CHECKING:
     from .model import ShardedModel
 
 
-class Sharded(torch.nn.Module):
+_Class = TypeVar("_Class", bound=type)
+
+
+class InPlaceOf(type):
+    """The class of classes that modules get in the place of their own. Such a class compares equal to the one that it
+    stands for, and has its name: programs ask `type(module) == nn.Linear`, or look classes up."""
+
+    def __eq__(cls, other: object) -> bool:
+        return _own_class(cls) is _own_class(other)
+
+    def __hash__(cls) -> int:
+        return type.__hash__(_own_class(cls))
+
+
+def _own_class(kind: Any) -> Any:
+    return kind.__dict__.get("unsharded", kind) if isinstance(kind, InPlaceOf) else kind
+
+
+def in_place_of(kind: type) -> Callable[[_Class], _Class]:
+    """Have a class stand for another one."""
+
+    def made(cls: _Class) -> _Class:
+        cls.unsharded = kind  # type: ignore[attr-defined]
+        cls.__name__, cls.__qualname__, cls.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+        return cls
+
+    return made
+
+
+class Sharded(torch.nn.Module, metaclass=InPlaceOf):
     """What they have in common. Their `weight` is a LogicalParameter."""
 
 
@@ -55,6 +84,7 @@ def has_group(module: torch.nn.Module) -> bool:
     return isinstance(module, Constructed) and module.has_group
 
 
+@in_place_of(torch.nn.Linear)
 class ShardedLinear(Sharded, torch.nn.Linear):
     """nn.Linear of a sharded weight."""
 
@@ -66,6 +96,7 @@ class ShardedLinear(Sharded, torch.nn.Linear):
         return apply_linear(input, parameter, self._parameters.get("bias"), False)
 
 
+@in_place_of(torch.nn.Embedding)
 class ShardedEmbedding(Sharded, torch.nn.Embedding):
     """nn.Embedding of a sharded weight."""
 
@@ -88,8 +119,6 @@ class ShardedConv1D(Sharded):
         return apply_linear(x, parameter, self._parameters.get("bias"), True)
 
 
-ShardedLinear.unsharded = torch.nn.Linear  # type: ignore[attr-defined]
-ShardedEmbedding.unsharded = torch.nn.Embedding  # type: ignore[attr-defined]
 _kinds: dict[type, type] = {torch.nn.Linear: ShardedLinear, torch.nn.Embedding: ShardedEmbedding}
 
 
@@ -97,7 +126,7 @@ def sharded_class(module: torch.nn.Module) -> type | None:
     """For modules of exactly the classes whose forward is known; a subclass may use its weight in another way."""
     kind = type(module)
     if kind not in _kinds and (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D"):
-        _kinds[kind] = type("ShardedConv1D", (ShardedConv1D, kind), {"unsharded": kind, "__module__": __name__})
+        _kinds[kind] = in_place_of(kind)(InPlaceOf("ShardedConv1D", (ShardedConv1D, kind), {}))
     return _kinds.get(kind)
 
 

@@ -92,6 +92,27 @@ def copied_in_inference_mode(model: Any, rank: int) -> Any:
         return float(loss_of(copied, 5)), _values(copied)
 
 
+def classes_are_asked_for(model: Any, rank: int) -> Any:
+    """As in the documentation of Module.apply(), and as tables of classes are made."""
+    table = {torch.nn.Linear: 1.5, torch.nn.Embedding: 0.25}
+
+    @torch.no_grad()
+    def initialise(module: torch.nn.Module) -> None:
+        if type(module) == torch.nn.Linear:  # noqa: E721
+            module.weight.fill_(1.0)
+        if type(module) in table:
+            module.weight.mul_(table[type(module)])
+        if type(module) in (torch.nn.LayerNorm, torch.nn.Embedding):
+            module.weight.add_(2.0)
+
+    model.apply(initialise)
+    kinds = [type(each) for each in model.modules()]
+    names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
+    same = [[kind == other for other in (torch.nn.Linear, torch.nn.Embedding, torch.nn.LayerNorm)] for kind in kinds]
+    other = [kind != torch.nn.Linear for kind in kinds]
+    return _values(model), names, same, other, len(set(kinds)), str(model)
+
+
 def trained(model: Any, rank: int) -> list[bytes]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     loss_of(model, 5).backward()
@@ -103,7 +124,7 @@ HABITS: dict[str, Habit] = {
     habit.__name__: habit
     for habit in (
         plain_parameter_takes_data, averaged_weights_are_swapped_in_and_out, gradients_are_averaged_by_hand,
-        weights_are_gathered_into, memory_by_dlpack, copied_in_inference_mode,
+        weights_are_gathered_into, memory_by_dlpack, copied_in_inference_mode, classes_are_asked_for,
     )
 }  # fmt: skip
 
