@@ -3,16 +3,17 @@ step that has failed here alone."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
 
 from .backwards import NO_TASK, current_task
-from .telling import json_of
+from .telling import json_of, refused_before
 
 if TYPE_CHECKING:
     from .model import ShardedModel
@@ -28,6 +29,7 @@ class Recovery:
         self._core = model.member.core
         self._recovered = self._core.refusals  # the count that the runtime has come back from
         self._under_way = False
+        self._waits = False  # for the end of a call that goes on behind errors
 
     @property
     def model(self) -> ShardedModel:
@@ -45,10 +47,23 @@ class Recovery:
         rank does so before its next call."""
         if not self.is_due or self._under_way or current_task() != NO_TASK:
             return
+        if self._waits:
+            raise refused_before(self._core)
         model = self.model
         if model.threads.trains_here() or (torch.is_grad_enabled() and not model.under_way):
             model.member.family.settle()
             self.run()
+
+    @contextlib.contextmanager
+    def behind(self) -> Iterator[None]:
+        """Have what is refused within it refuse all calls behind it at once, until its end: torch's load_state_dict()
+        goes on behind errors, and other ranks have left theirs. Collective."""
+        self.run_if_due()
+        outer, self._waits = self._waits, True
+        try:
+            yield
+        finally:
+            self._waits = outer
 
     def run(self) -> None:
         """After a backward or an optimiser's step that failed: the other ranks are told, or get its weights; those of

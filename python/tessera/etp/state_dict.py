@@ -3,8 +3,11 @@ the whole weight."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -12,13 +15,13 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.hooks import RemovableHandle
 
-from .._errors import InvalidArgumentError
+from .._errors import InvalidArgumentError, MismatchError
 from .chunks import chunk_list, shard_at, whole_shape, write_items
 from .parameter import LogicalParameter
 from .parts import WholePart, whole_part
 from .registered import RowsSource
 from .state_helpers import watch_helpers
-from .telling import families_in, telling
+from .telling import families_in, json_of, known, telling
 from .tensor import LogicalTensor, is_sharded
 from .weight import Weight
 
@@ -241,6 +244,7 @@ class _Update:
         self._model, self._has_begun = model, False
 
     def begin(self, weights: Iterable[Weight]) -> None:
+        self._has_begun = False  # one that has failed may have left it so
         if not self._model.updating:
             self._has_begun = True
             self._model.begin_update(weights, "load_state_dict()")
@@ -251,17 +255,80 @@ class _Update:
             self._model.end_update()
 
 
+def _require_same_entries(module: torch.nn.Module, model: ShardedModel, state: Mapping[str, Any], prefix: str) -> None:
+    """Throw if ranks do not load the same sharded weights, each of which is a call of all of them. Collective."""
+    if model.size == 1:
+        return
+    own = {
+        name: _shape_in(state, prefix + name)
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if isinstance(parameter, LogicalParameter) and parameter.etp.model is model
+    }
+    subject = "what load_state_dict() is given"
+    told = json.dumps(own).encode()
+    digests = model.core.exchange(subject, hashlib.blake2b(told, digest_size=16).digest())
+    if all(digest == digests[0] for digest in digests):
+        return
+    answers = json_of(model.core.exchange(subject, told), subject, lambda told: isinstance(told, dict))
+    for rank, other in enumerate(answers):
+        for name in answers[0]:
+            entries = answers[0][name], other.get(name)
+            if entries[0] != entries[1]:
+                words = ["no " + name if each is None else f"{name} of shape {tuple(each)}" for each in entries]
+                raise known(
+                    MismatchError(
+                        f"load_state_dict(): the state of rank 0 has {words[0]}, and that of rank {rank} has {words[1]}: "
+                        "give all ranks the same; nothing was written"
+                    )
+                )
+
+
+def _shape_in(state: Mapping[str, Any], name: str) -> list[int] | None:
+    """Return the shape of an entry; None: there is no tensor."""
+    shape = getattr(state.get(name), "shape", None)
+    return None if shape is None else list(shape)
+
+
+_followed: list[Callable[..., Any]] = []
+
+
+def _follow_loads() -> None:
+    """Have a load_state_dict() of a model that fails on one rank end those of the others. Once a process."""
+    if _followed:
+        return
+    load = torch.nn.Module.load_state_dict
+    _followed.append(load)
+
+    @functools.wraps(load)
+    def load_state_dict(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        models = {each.etp.model for each in module.parameters() if isinstance(each, LogicalParameter)}
+        if not models:
+            return load(module, *args, **kwargs)
+        with telling("load_state_dict()", families_in([module])), contextlib.ExitStack() as loading:
+            for model in sorted(models, key=lambda model: model.number):
+                loading.enter_context(model.recovery.behind())
+            return load(module, *args, **kwargs)
+
+    torch.nn.Module.load_state_dict = load_state_dict  # type: ignore[assignment, method-assign]
+
+
 def watch_loading(root: torch.nn.Module, model: ShardedModel) -> list[RemovableHandle]:
     """Make one update of a load_state_dict() of a whole model."""
     update = _Update(model)
+
+    def load(module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
+        _require_same_entries(module, model, state, prefix)
+        update.begin(model.weights)
+
     return [
-        root.register_load_state_dict_pre_hook(lambda *_: update.begin(model.weights)),  # type: ignore[no-untyped-call]
+        root.register_load_state_dict_pre_hook(load),  # type: ignore[no-untyped-call]
         root.register_load_state_dict_post_hook(lambda *_: update.end()),  # type: ignore[no-untyped-call]
     ]
 
 
 def watch_states(module: torch.nn.Module, model: ShardedModel) -> list[RemovableHandle]:
     """Watch one module, and its parameters of that model. Loading it is an update. Twice is as good as once."""
+    _follow_loads()
     update = _Update(model)
     loading: list[Weight] = []
 

@@ -162,9 +162,19 @@ def answers_of(answers: Sequence[bytes], error: BaseException | None = None) -> 
     for rank, answer in enumerate(answers):
         if answer[:1] != _TOLD:
             code, _, text = answer[1:].decode(errors="replace").partition("\n")
-            kind = next((each for each in Error.__subclasses__() if each.code == code), InvalidArgumentError)
-            raise known(kind(f"rank {rank}: {text or 'it gave no reason'}"))
+            raise known(_error(code, f"rank {rank}: {text or 'it gave no reason'}"))
     return [answer[1:] for answer in answers]
+
+
+def refused_before(core: _core.ShardGroup) -> Error:
+    """Return the error of a call that is not made, as one of its kind has been refused."""
+    latest = core.latest_refusal
+    assert latest is not None
+    return known(_error(latest[0], latest[1]))
+
+
+def _error(code: str, text: str) -> Error:
+    return next((each for each in Error.__subclasses__() if each.code == code), InvalidArgumentError)(text)
 
 
 def json_of(answers: Iterable[bytes], what: str, is_possible: Callable[[Any], bool]) -> list[Any]:
