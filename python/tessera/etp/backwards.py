@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .grad_values import reduced_values
 from .telling import Family
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ NO_TASK = -1
 
 
 _followed: list[Callable[..., Any]] = []
+_INPUTS = 3  # the place among arguments behind the roots
 
 
 def watch_backwards(models: Callable[[], Iterable[ShardedModel]]) -> None:
@@ -30,12 +32,16 @@ def watch_backwards(models: Callable[[], Iterable[ShardedModel]]) -> None:
     run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
     _followed.append(run)
 
+    def run_and_reduce(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        values = run(roots, *args, **kwargs)
+        return values if kwargs.get("accumulate_grad", True) else reduced_values(args[_INPUTS], values)
+
     def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
         if current_task() != NO_TASK:  # within another one
-            return run(roots, *args, **kwargs)
+            return run_and_reduce(roots, *args, **kwargs)
         before = [(model, model.member.family, model.member.family.count()) for model in models()]
         try:
-            return run(roots, *args, **kwargs)
+            return run_and_reduce(roots, *args, **kwargs)
         except BaseException as error:
             told: set[Family] = set()
             reached = _leaves_of(roots)

@@ -26,6 +26,7 @@ from .store import Store, agree, digest_of, refuse_difference
 from .telling import Family, unknown
 from .tensor import LogicalTensor
 from .weight import Weight
+from .whole_parameters import require_same_before
 
 if TYPE_CHECKING:
     from .model import ShardedModel
@@ -43,6 +44,7 @@ class Batch:
         self.name = name
         self._timeout = timeout
         self.wrote = False  # a weight, or a state that was there before
+        self.has_compared = False  # what ranks have whole, since gradients were made
         self.optimizers: dict[int, torch.optim.Optimizer] = {}  # of steps by the dispatcher, by id
         self._weights: dict[ShardedModel, dict[Weight, None]] = {}
         self._begun: list[ShardedModel] = []
@@ -68,6 +70,14 @@ class Batch:
         self.pause()
         self._add(updates)
 
+    def compare_parameters(self) -> None:
+        """Throw if ranks train other parameters, or differ in those that each has whole, unless that has been compared
+        since gradients were made. Collective."""
+        if not self.has_compared:
+            for model in self._weights:
+                require_same_before(self.name, model)
+            self.has_compared = True
+
     def begin(self, weights: Iterable[Weight] = ()) -> None:
         """Let weights be written: all of the batch and `weights`, which belong to its models. Collective, unless they
         may be written already."""
@@ -77,6 +87,7 @@ class Batch:
         if not new and all(model.updating for model in self._weights):
             return
         self.include(new)
+        self.compare_parameters()
         for model, own in self._weights.items():
             if not model.updating:  # an update(model) around the step has begun it, and ends it
                 model.begin_update(own, self.name, self._timeout)

@@ -23,6 +23,7 @@ from .store import agree, digest_of, refuse_difference
 from .telling import known
 from .tensor import LogicalTensor, is_sharded
 from .weight import Weight
+from .whole_parameters import checksum_of, refuse_difference_before
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 
@@ -46,6 +47,7 @@ class HandedOver:
         if self._lists:
             return
         self.require_same()
+        self._batch.has_compared = True
         self._batch.begin([weight for _, weights in self._updates for weight in weights])
         with torch.no_grad():
             for _, weights in self._updates:
@@ -63,18 +65,20 @@ class HandedOver:
         settings = [_settings(group) for group in self._optimizer.param_groups]
         for model, weights in self._updates:
             stamps = [stamp for weight in weights for stamp in self._stamps_of(weight)]
-            told = hashlib.blake2b(repr((kind, settings, stamps, self._stamp)).encode(), digest_size=16).digest()
+            depends = kind, settings, stamps, checksum_of(model), self._stamp
+            told = hashlib.blake2b(repr(depends).encode(), digest_size=16).digest()
             self._stamp = int.from_bytes(told[:8], "little", signed=True)
             if model.core.size == 1:
                 continue
             answers = model.core.exchange("an optimiser's step", told)
             other = next((rank for rank, answer in enumerate(answers) if answer != answers[0]), None)
             if other is not None:
+                refuse_difference_before(f"{kind}.step()", model)
                 raise known(
                     MismatchError(
                         f"{kind}.step() of sharded {weights[0].name} and others: ranks 0 and {other} differ in a "
-                        "setting (lr, weight_decay, ...), in which weights are frozen, or in what was written into "
-                        "parameters, gradients or states: give all ranks the same; no weight was written"
+                        "setting (lr, weight_decay, ...), or in what was written into parameters, gradients or states: "
+                        "give all ranks the same; no weight was written"
                     )
                 )
 
@@ -82,7 +86,6 @@ class HandedOver:
         gradient = weight.parameter.grad
         state = self._optimizer.state.get(weight.parameter)
         found: list[Any] = [
-            weight.parameter.requires_grad,
             weight.store.stamp,
             None if gradient is None else gradient.store.stamp,
         ]
@@ -177,7 +180,7 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 def _settings(group: dict[str, Any]) -> list[Any]:
     """Return what a step depends on, as values whose repr is equal in all processes."""
-    found = []
+    found: list[Any] = [len(group["params"])]
     for name, value in group.items():
         if name in ("params", "param_names"):
             continue

@@ -164,7 +164,7 @@ class ShardedModel(Closing):
     @batch.setter
     def batch(self, batch: Batch | None) -> None:
         if batch is not None:
-            self.threads.take_over("a step", self._name, self.under_way)
+            self.threads.take_over("a step", self.name, self.under_way)
         self._batch = batch
 
     # --- backwards
@@ -230,7 +230,7 @@ class ShardedModel(Closing):
         if task in self.tasks:
             return
         refuse_compiled_autograd(self.weights[0].name if self.weights else "the model")
-        self.threads.take_over("a backward", self._name, self.under_way)
+        self.threads.take_over("a backward", self.name, self.under_way)
         if not self.tasks and self.recovery.is_due:
             self.recovery.run()
         self.tasks.append(task)
@@ -245,10 +245,11 @@ class ShardedModel(Closing):
 
     def require_alone(self, what: str) -> None:
         """Throw if another thread is within a backward or an update: calls of all ranks have one order."""
-        self.threads.require_alone(what, self._name, self.under_way)
+        self.threads.require_alone(what, self.name, self.under_way)
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """Say which one it is, for messages."""
         return f"{self.weights[0].name} and others" if self.weights else "the model"
 
     @property
@@ -349,7 +350,7 @@ class ShardedModel(Closing):
             what: For messages of ranks that wait for others.
             timeout: Seconds to wait for these. None: the group's, for readers.
         """
-        self.threads.take_over("an update", self._name, self.under_way)
+        self.threads.take_over("an update", self.name, self.under_way)
         self.resume()
         self.require_no_update()
         if self.tasks and current_task() == NO_TASK:
@@ -359,7 +360,7 @@ class ShardedModel(Closing):
 
         def meeting() -> list[tuple[int, int, int]]:
             numbers = [number for weight in updated for number in weight.numbers]
-            self.threads.keep_readers_out(self._name)
+            self.threads.keep_readers_out(self.name)
             try:
                 self.runtime.begin_update(numbers, what, self._readers(timeout))
             except BaseException:
@@ -419,12 +420,12 @@ class ShardedModel(Closing):
         """Tell all ranks what is to be written, and give what they have told. If that is the same, and `begins` holds,
         no rank reads these weights or any state, rows of them may be written, and they are published at the end.
         Collective."""
-        self.threads.take_over("a write", self._name, self.under_way)
+        self.threads.take_over("a write", self.name, self.under_way)
         self.resume()
         if self.tasks and current_task() == NO_TASK:
             self.recovery.run()
         if weights:
-            self.threads.keep_readers_out(self._name)
+            self.threads.keep_readers_out(self.name)
         try:
             if self._unpublished or not weights:
                 answers = self.core.exchange(what, told)

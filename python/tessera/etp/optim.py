@@ -28,9 +28,10 @@ from .model import ShardedModel, models_of_this_process
 from .parameter import LogicalParameter
 from .promise import Promise
 from .refusals import require_same_ranks
-from .replicated import is_replicated
+from .replicated import is_replicated, replicated_of
 from .telling import collective, numbers_of
 from .weight import Weight
+from .whole_parameters import checksum, require_same_before
 
 _log = logging.getLogger(__name__)
 
@@ -140,20 +141,22 @@ def _look_at(optimizer: torch.optim.Optimizer, models: list[ShardedModel]) -> No
 
 
 def _warn_of_others(optimizer: torch.optim.Optimizer, models: list[ShardedModel]) -> None:
-    """Of parameters beside layers that were constructed sharded, which shard_module_() has not seen. The user may add
-    their gradients by other means."""
-    if not all(model.of_layers for model in models) or all(model.size == 1 for model in models):
-        return
+    """Warn of parameters that shard_module_() has not seen, and whose gradients differ between ranks: else the program
+    adds them by other means. Collective, if there are such parameters."""
     others = [
         parameter
         for _, parameter in numbered(optimizer)
-        if type(parameter) is torch.nn.Parameter and parameter.grad is not None and not is_replicated(parameter)
+        if type(parameter) is torch.nn.Parameter and not is_replicated(parameter)
     ]
-    if others:
+    if not others or all(model.size == 1 for model in models):
+        return
+    gradients = checksum([each.grad for each in others if each.grad is not None])
+    answers = models[0].core.exchange("gradients of parameters beside a sharded model", str(gradients).encode())
+    if len(set(answers)) > 1:
         warnings.warn(
             f"{type(optimizer).__name__} holds {len(others)} parameters, the first of shape {tuple(others[0].shape)}, "
-            f"that every rank has whole beside {models[0].weights[0].name} and others: nobody adds their gradients "
-            "over the ranks; give the model to etp.shard_module_(), or add them yourself",
+            f"that every rank has whole beside {models[0].name}, with gradients of its own: nobody adds these over the "
+            "ranks; give the whole model to etp.shard_module_(), or add them yourself",
             stacklevel=4,
         )
 
@@ -173,10 +176,10 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
                 known.watch.look()
     if optimizer in _looked_at and getattr(type(optimizer).step, "in_batch", False):
         return
-    updates = updates_of(optimizer)
-    if updates:
+    models = [model for model, _ in updates_of(optimizer)] or _models_of_whole(optimizer)
+    if models:
         if optimizer not in _looked_at:
-            _look_at(optimizer, [model for model, _ in updates])
+            _look_at(optimizer, models)
         _enter_step(type(optimizer))
 
 
@@ -207,7 +210,7 @@ def _in_batch(step: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         updates = updates_of(optimizer)
         if not updates:  # it holds none, or rows of them, as within a step that computes on rows
-            return step(optimizer, *args, **kwargs)
+            return _run_beside(step, optimizer, args, kwargs)
         outer = next((model.batch for model, _ in updates if model.batch is not None), None)
         if outer is not None:
             outer.include(updates)
@@ -232,6 +235,31 @@ def _in_batch(step: Callable[..., Any]) -> Callable[..., Any]:
     return left_out(wrapper)
 
 
+def _models_of_whole(optimizer: torch.optim.Optimizer) -> list[ShardedModel]:
+    """Return the models of parameters that every rank has whole, in an order that ranks share."""
+    found = {
+        replicated.model.number: replicated.model
+        for _, parameter in numbered(optimizer)
+        if (replicated := replicated_of(parameter)) is not None and replicated.model.size > 1
+    }
+    return [found[number] for number in sorted(found)]
+
+
+def _run_beside(
+    step: Callable[..., Any], optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run the step of an optimiser without sharded parameters: of those that every rank has whole, or of none."""
+    models = _models_of_whole(optimizer)
+    if not models or any(model.batch is not None for model in models):  # of a step that is compared already
+        return step(optimizer, *args, **kwargs)
+    for model in models:
+        require_same_before(f"{type(optimizer).__name__}.step()", model)
+    closure = kwargs.get("closure", args[0] if args else None)
+    if callable(closure) and not _computes_on_rows(step):
+        args, kwargs = _with_closure(_averaged(closure, models[0]), args, kwargs)
+    return step(optimizer, *args, **kwargs)
+
+
 def _run(
     step: Callable[..., Any],
     optimizer: torch.optim.Optimizer,
@@ -249,8 +277,9 @@ def _run(
         _tell_once(optimizer)
         _cut_loaded_states(optimizer, updates)
         batch.optimizers[id(optimizer)] = optimizer
+        batch.compare_parameters()
         if closure is not None:
-            args, kwargs = _with_closure(_averaged(calls_by(stance())(closure), updates), args, kwargs)
+            args, kwargs = _with_closure(_computing(closure, batch, updates[0][0]), args, kwargs)
         with uncompiled_calls():
             return step(optimizer, *args, **kwargs)
     handed = HandedOver(optimizer, updates, batch, way is _Way.ROWS or counts_writes(type(optimizer)))
@@ -288,10 +317,21 @@ def _with_closure(
     return (closure, *args[1:]), kwargs
 
 
-def _averaged(closure: Callable[[], Any], updates: Updates) -> Callable[[], Any]:
+def _computing(closure: Callable[[], Any], batch: Batch, model: ShardedModel) -> Callable[[], Any]:
+    """Return a closure that makes gradients within a step that goes by the dispatcher. Collective."""
+    averaged = _averaged(calls_by(stance())(closure), model)
+
+    @functools.wraps(closure)
+    def evaluate() -> Any:
+        batch.has_compared = False
+        return averaged()
+
+    return evaluate
+
+
+def _averaged(closure: Callable[[], Any], model: ShardedModel) -> Callable[[], Any]:
     """Return a closure whose loss is that of all ranks' inputs, as gradients are: a step that decides by it (a line
     search, a test of convergence) decides the same on all ranks, and as one process would. Collective."""
-    model = updates[0][0]
 
     @functools.wraps(closure)
     def evaluate() -> Any:
@@ -300,7 +340,9 @@ def _averaged(closure: Callable[[], Any], updates: Updates) -> Callable[[], Any]
         if isinstance(loss, bool) or not (loss.numel() == 1 if is_tensor else isinstance(loss, (int, float))):
             model.core.exchange("the loss of a closure", b"")
             return loss
-        answers = model.core.exchange("the loss of a closure", struct.pack("=d", float(loss)))
+        answers = model.core.exchange(
+            "the loss of a closure", struct.pack("=d", float(loss.detach() if is_tensor else loss))
+        )
         if not all(answers):
             return loss
         mean = sum(each for (each,) in numbers_of(answers, "=d", "the loss of a closure")) * model.scale

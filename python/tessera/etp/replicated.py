@@ -1,24 +1,43 @@
 """Parameters that every rank has whole (norms, biases, what is too small to be cut): their gradients are added over the
-group when its ranks meet."""
+group when its ranks meet, and hooks get what has been added, as those of sharded weights do."""
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from .post_hooks import PostHook, PostHooks
-from .weight import dtype_name
+from .post_hooks import PostHooks
+from .state_names import forget_name
+from .weight import dtype_name, keep_part
 
 if TYPE_CHECKING:
     from .model import ShardedModel
 
 
+TensorHook = Callable[[torch.Tensor], Any]
+
+_ATTRIBUTES = (
+    "register_post_accumulate_grad_hook",
+    "register_hook",
+    "__reduce_ex__",
+)  # of the parameter, which are ours
+
+
 def is_replicated(parameter: torch.Tensor) -> bool:
     """Whether it is one of them, or was until a wrapper took it."""
     return hasattr(parameter, "etp_replicated")
+
+
+def replicated_of(parameter: Any) -> Replicated | None:
+    """Return what its model knows of a parameter; None: it is no such parameter, or a wrapper has taken it."""
+    found = parameter.__dict__.get("etp_replicated") if type(parameter) is torch.nn.Parameter else None
+    replicated: Replicated | None = None if found is None else found()
+    return replicated if replicated is not None and replicated.is_attached else None
 
 
 class Replicated:
@@ -31,44 +50,72 @@ class Replicated:
         self.name = name
         self.parameter = parameter
         self.hooks = PostHooks()
+        self.tensor_hooks: OrderedDict[int, TensorHook] = OrderedDict()
+        self.is_attached = False
         self._fresh = False  # .grad is of this backward only
         self._before: torch.Tensor | None = None
         self._gradient: torch.Tensor | None = None
         self._sum: torch.Tensor | None = None
         self._handle: RemovableHandle | None = None
-        parameter.etp_replicated = True  # type: ignore[attr-defined]
+        parameter.etp_replicated = weakref.ref(self)  # type: ignore[attr-defined]
 
     def attach(self) -> None:
-        """Autograd would call post-accumulate hooks before the other ranks' gradients are there: they are kept here.
-        Their handles know the dict that they are in."""
-        parameter = self.parameter
+        """Autograd would call hooks before the other ranks' gradients are there: they are kept here. Their handles know
+        the dict that they are in."""
+        parameter: Any = self.parameter
+        self.is_attached = True
+        if parameter._backward_hooks and self._handle is None:
+            self.tensor_hooks, parameter._backward_hooks = parameter._backward_hooks, None
         if parameter._post_accumulate_grad_hooks:
             self.hooks = PostHooks(parameter._post_accumulate_grad_hooks)
             parameter._post_accumulate_grad_hooks = OrderedDict()  # None would leave autograd the old one
-        parameter.register_post_accumulate_grad_hook = self.register_hook  # type: ignore[method-assign]
+        parameter.register_post_accumulate_grad_hook = self.hooks.register
+        parameter.register_hook = self.register_tensor_hook
+        parameter.__dict__["__reduce_ex__"] = self._reduce
         self.follow()
+
+    def _reduce(self, protocol: Any) -> Any:
+        """Be a plain parameter in a file, with the attributes that are the program's."""
+        plain = torch.nn.Parameter(self.parameter.detach(), self.parameter.requires_grad)
+        keep_part(self.parameter, plain)
+        forget_name(plain)
+        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def hooked(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Return what tensor hooks make of a gradient."""
+        for hook in list(self.tensor_hooks.values()):
+            replaced = hook(gradient)
+            gradient = gradient if replaced is None else replaced
+        return gradient
 
     def detach(self) -> None:
         """Leaves the parameter as it was."""
+        self.is_attached = False
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-        self.parameter.__dict__.pop("register_post_accumulate_grad_hook", None)
+        for name in _ATTRIBUTES:
+            self.parameter.__dict__.pop(name, None)
         if self.hooks:
             self.parameter._post_accumulate_grad_hooks = self.hooks.entries
+        if self.tensor_hooks:
+            self.parameter._backward_hooks = self.tensor_hooks
 
     def forget(self) -> None:
         """Leave a parameter that is the model's no longer."""
         self.detach()
         self.parameter.__dict__.pop("etp_replicated", None)
 
-    def register_hook(self, hook: PostHook) -> RemovableHandle:
-        return self.hooks.register(hook)
+    def register_tensor_hook(self, hook: TensorHook) -> RemovableHandle:
+        """Register what is called with each backward's gradient of all ranks, and may return another one."""
+        handle = RemovableHandle(self.tensor_hooks)
+        self.tensor_hooks[handle.id] = hook
+        return handle
 
     def follow(self) -> None:
         """A parameter that wants no gradient takes no hook."""
         if self._handle is None and self.parameter.requires_grad:
-            self._handle = self.parameter.register_hook(self._arrives)  # type: ignore[no-untyped-call]
+            self._handle = torch.Tensor.register_hook(self.parameter, self._arrives)  # type: ignore[no-untyped-call]
 
     def _arrives(self, _: torch.Tensor) -> None:
         self.model.enter_backward()
@@ -87,7 +134,7 @@ class Replicated:
         if self._gradient is not None:
             self._gradient = self._gradient.to_dense() if self._gradient.is_sparse else self._gradient
             self._gradient = self._gradient.contiguous()
-        if parameter.grad is not None and not self.model.rescales:
+        if parameter.grad is not None and not self._changes_sums:
             self._sum = parameter.grad.contiguous()
         elif self._gradient is not None:
             self._sum = self._gradient
@@ -95,6 +142,11 @@ class Replicated:
             self._sum = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         gradient = 0 if self._gradient is None else self._gradient.data_ptr()
         self.model.runtime.give_replicated(self.number, gradient, self._sum.data_ptr(), dtype_name(parameter.dtype))
+
+    @property
+    def _changes_sums(self) -> bool:
+        """Tell whether what is added to .grad is not what the runtime has added up."""
+        return self.model.rescales or bool(self.tensor_hooks)
 
     def has_none(self) -> bool:
         """Tell whether nothing had been accumulated before this backward."""
@@ -116,8 +168,8 @@ class Replicated:
         self._sum = self._gradient = None
         if result is None:
             return False
-        if self.model.rescales:
-            result = result * self.model.factor
+        if self._changes_sums:
+            result = self._changed(result, gradient is not None)
             if parameter.grad is not None:
                 parameter.grad.add_(result)
                 return gradient is not None
@@ -128,3 +180,11 @@ class Replicated:
         elif parameter.grad.data_ptr() != result.data_ptr():
             parameter.grad.copy_(result)
         return gradient is not None
+
+    def _changed(self, gradient: torch.Tensor, has_own: bool) -> torch.Tensor:
+        """Return what is to be added to .grad. `has_own`: this rank has had a gradient."""
+        if self.model.rescales:
+            gradient = gradient * self.model.factor
+        if not has_own and not bool(gradient.any()):
+            return gradient  # no rank had one
+        return self.hooked(gradient)

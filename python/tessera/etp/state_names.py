@@ -18,6 +18,11 @@ def note_names(model: torch.nn.Module) -> None:
         parameter.__dict__["etp_name"] = name
 
 
+def forget_name(parameter: torch.Tensor) -> None:
+    """Leave no name on a copy of a parameter, which is of no model."""
+    parameter.__dict__.pop("etp_name", None)
+
+
 def numbered_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return the parameters as state_dict() numbers them."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

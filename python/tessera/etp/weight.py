@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 # Attributes that belong to one object: the package's own (those of LogicalTensor, too), and memory of one shape.
 _OF_ONE = frozenset(
     (
+        "__reduce_ex__",
         "_outline",
         "_saved",
         "chain",
@@ -48,6 +49,7 @@ _OF_ONE = frozenset(
         "etp_replicated",
         "grad_added_to_main_grad",
         "main_grad",
+        "register_hook",
         "register_post_accumulate_grad_hook",
         "rows",
         "sharded_as",
