@@ -27,7 +27,7 @@ from .replicated import Replicated
 from .state_dict import watch_states
 from .structure import Place, Structure, can_swap, is_script, places_in, swap
 from .telling import answers_of, json_of, known, told_of
-from .weight import Weight, dtype_name
+from .weight import Weight
 
 _WHAT = "a change of the model's parameters"
 Cut = Callable[[ShardedModel, str, torch.nn.Parameter, Chosen, list[tuple[torch.nn.Module, str]]], Weight]
@@ -205,8 +205,7 @@ class Adopter:
             for place in places:
                 place.module._parameters[place.key] = parameter
         elif model.core.size > 1 and can_reduce(parameter):
-            number = model.runtime.add_replicated(name, parameter.numel(), dtype_name(parameter.dtype))
-            model.replicated.append(Replicated(model, number, name, parameter))
+            model.replicated.append(Replicated(model, name, parameter))
         else:
             model.foreign[name] = parameter
 

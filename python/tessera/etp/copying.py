@@ -21,7 +21,7 @@ from .replicated import Replicated
 from .stack import Stack
 from .telling import telling
 from .views import whole
-from .weight import Weight, dtype_name, keep_part
+from .weight import Weight, keep_part
 
 
 class Copier:
@@ -116,8 +116,7 @@ class Copying:
         for replicated in old.replicated:
             parameter = memo.get(id(replicated.parameter))
             if parameter is not None:
-                number = new.runtime.add_replicated(replicated.name, parameter.numel(), dtype_name(parameter.dtype))
-                new.replicated.append(Replicated(new, number, replicated.name, parameter))
+                new.replicated.append(Replicated(new, replicated.name, parameter))
         for name, parameter in old.foreign.items():
             if id(parameter) in memo:
                 new.foreign[name] = memo[id(parameter)]

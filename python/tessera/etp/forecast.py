@@ -19,7 +19,7 @@ from .modules import Constructed, has_group, only_reads
 from .parameter import LogicalParameter
 from .refusals import require_shardable
 from .report import sharded_model
-from .weight import dtype_name
+from .weight import can_shard, dtype_name
 
 
 def forecast(
@@ -70,7 +70,7 @@ def forecast(
     told = _told(named, chosen, shapes, compute_dtype, lists + _lists_of_layers(model, named, chosen))
     if ranks * replicas > 1:
         for name, parameter in named:
-            if name not in chosen and can_reduce(parameter):
+            if name not in chosen and can_reduce(parameter) and can_shard(parameter.dtype):
                 told.add_replicated(parameter.numel(), dtype_name(parameter.dtype))
     return forecast_with_options(told, whole("rank", rank, 0, ranks - 1), ranks * replicas, replicas)
 

@@ -1,5 +1,6 @@
-"""torch.autograd.grad() of parameters that every rank has whole: the gradient of all ranks, as that of a sharded weight
-with mode="inline". It can be differentiated again."""
+"""Gradients of parameters that every rank has whole, added over the ranks outside of the runtime: those that
+torch.autograd.grad() gives, which can be differentiated again, as with mode="inline", and those of dtypes that the
+runtime does not add (float64, complex)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._errors import MismatchError
 from .digests import bytes_of
 from .replicated import Replicated, replicated_of
 from .uses import refuse_transforms
@@ -29,21 +31,46 @@ def reduced_values(inputs: Iterable[Any], values: Sequence[torch.Tensor | None])
         listed = by_model[model]
         refuse_transforms(listed[0][1].name)
         names = ", ".join(replicated.name for _, replicated in listed)
-        has = bytes(found[place] is not None for place, _ in listed)
-        answers = model.core.exchange(f"torch.autograd.grad() of {names}"[:_LABEL], has)
-        used = [pair for index, pair in enumerate(listed) if any(answer[index] for answer in answers)]
-        given = [_dense(found[place], replicated.parameter) for place, replicated in used]
-        sums = _Sum.apply(model, *given) if used else ()  # type: ignore[no-untyped-call]
-        for (place, replicated), value in zip(used, sums, strict=True):
-            found[place] = replicated.hooked(value)
+        gradients = [found[place] for place, _ in listed]
+        sums = _summed(model, f"torch.autograd.grad() of {names}", [each for _, each in listed], gradients)
+        for (place, replicated), value in zip(listed, sums, strict=True):
+            found[place] = None if value is None else replicated.hooked(value)
     return tuple(found)
+
+
+def add_beside_runtime(model: ShardedModel) -> None:
+    """Add this backward's gradients of parameters whose dtype the runtime does not add. Collective, if there are
+    such."""
+    listed = [each for each in model.replicated if each.is_beside_runtime]
+    if listed:
+        sums = _summed(model, "gradients beside the runtime", listed, [each.fresh_gradient for each in listed])
+        for replicated, total in zip(listed, sums, strict=True):
+            replicated.take_sum(total)
+
+
+def _summed(
+    model: ShardedModel, what: str, listed: Sequence[Replicated], gradients: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Return the scaled sums of all ranks' gradients; None: no rank has one. Collective."""
+    has = bytes(each is not None for each in gradients)
+    answers = model.member.core.exchange(what[:_LABEL], has)
+    if any(len(answer) != len(has) for answer in answers):
+        raise MismatchError(f"{what}: ranks have {sorted({len(answer) for answer in answers})} such gradients")
+    used = [place for place in range(len(listed)) if any(answer[place] for answer in answers)]
+    found: list[torch.Tensor | None] = [None] * len(listed)
+    if used:
+        given = [_dense(gradients[place], listed[place].parameter) for place in used]
+        sums = _Sum.apply(model, *given)  # type: ignore[no-untyped-call]
+        for place, total in zip(used, sums, strict=True):
+            found[place] = total
+    return found
 
 
 _LABEL = 200  # characters
 
 
 def _dense(gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
-    if gradient is None:  # other ranks have used it
+    if gradient is None:  # other ranks have one
         return torch.zeros_like(parameter)
     return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
@@ -63,7 +90,7 @@ class _Sum(torch.autograd.Function):
 
 
 def _sums(model: ShardedModel, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    core = model.core
+    core = model.member.core
     sent = torch.cat([bytes_of(each) for each in gradients])
     received = torch.empty((core.size, sent.numel()), dtype=torch.uint8)
     core.gather_bytes("gradients of whole parameters", sent.data_ptr(), [sent.numel()] * core.size, received.data_ptr())
@@ -71,7 +98,7 @@ def _sums(model: ShardedModel, gradients: Sequence[torch.Tensor]) -> tuple[torch
     found = []
     for gradient, parts in zip(gradients, torch.split(received, sizes, dim=1), strict=True):
         ranks = parts.clone(memory_format=torch.contiguous_format).view(gradient.dtype)
-        wide = ranks if gradient.dtype in (torch.float32, torch.float64) else ranks.float()
+        wide = ranks.float() if gradient.element_size() == 2 else ranks
         total = wide[0]
         for rank in range(1, core.size):  # in the order of ranks
             total = total + wide[rank]

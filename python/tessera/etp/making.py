@@ -15,9 +15,10 @@ from .config import config, graphs
 from .digests import comparable_digest, is_plain_tensor
 from .group import Group
 from .model import ShardedModel
+from .refusals import REDUCED
 from .stack import Stack
 from .telling import json_of, known
-from .weight import Weight, can_shard, dtype_name
+from .weight import Weight, dtype_name
 
 _PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -197,5 +198,5 @@ def digest_of(name: str, parameter: torch.Tensor) -> bytes:
 
 
 def can_reduce(parameter: torch.Tensor) -> bool:
-    """Tell whether the runtime can add gradients of a parameter that is whole on every rank."""
-    return is_plain_tensor(parameter) and can_shard(parameter.dtype)
+    """Tell whether gradients of a parameter that is whole on every rank can be added."""
+    return is_plain_tensor(parameter) and parameter.dtype in REDUCED

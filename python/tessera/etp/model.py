@@ -19,6 +19,7 @@ from .batch import Batch
 from .buffers import Buffers
 from .compile import refuse_compiled_autograd
 from .damage import Damage
+from .grad_values import add_beside_runtime
 from .group import Group
 from .module_watch import ModuleWatch
 from .phase import Phase
@@ -316,6 +317,7 @@ class ShardedModel(Closing):
             with ExitStack() as shown:
                 try:
                     added = {number for number, *_ in meeting()}
+                    add_beside_runtime(self)
                     for weight in self.weights:
                         weight.release()
                     self.begin_states()

@@ -150,6 +150,9 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
         if type(rows) is not torch.Tensor and hasattr(rows, "full_tensor"):  # a DTensor of fully_shard()
             rows = cast(Any, rows).detach().full_tensor()
             alive.append(rows)
+        if rows.is_complex():  # a norm is that of absolute values
+            rows = rows.detach().abs()
+            alive.append(rows)
         dtype = NAMES.get(rows.dtype)
         if dtype is None or not rows.is_cpu:
             raise InvalidArgumentError(f"a norm of {rows.dtype} on {rows.device}: floats in host memory are possible")
@@ -179,7 +182,7 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
 
 
 def _scalar(value: float, like: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    return torch.tensor(value, dtype=dtype or like.dtype)
+    return torch.tensor(value, dtype=dtype or like.dtype.to_real())
 
 
 def _vector_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

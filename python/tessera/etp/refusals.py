@@ -16,6 +16,8 @@ from .telling import numbers_of
 if TYPE_CHECKING:
     from .model import ShardedModel
 
+# Of parameters that are trained. Those that ranks have whole may be of any of them; others are sharded, too.
+REDUCED = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.complex128))
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel")
 
 
@@ -54,8 +56,10 @@ def kind_refused(parameter: torch.Tensor) -> str | None:
         return f"{parameter.layout}: only strided tensors can be sharded"
     if parameter.device.type not in ("cpu", "meta"):
         return f"on {parameter.device}: this version shards models in host memory"
-    if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"of {parameter.dtype}: gradients of float32, bfloat16 and float16 can be reduced"
+    if parameter.dtype not in REDUCED:
+        return (
+            f"of {parameter.dtype}: gradients of floating-point and complex numbers of 16 bits and more can be reduced"
+        )
     return None
 
 

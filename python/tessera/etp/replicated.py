@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .post_hooks import PostHooks
 from .state_names import forget_name
-from .weight import dtype_name, keep_part
+from .weight import can_shard, dtype_name, keep_part
 
 if TYPE_CHECKING:
     from .model import ShardedModel
@@ -44,10 +44,12 @@ class Replicated:
     """One of them. Autograd would add this backward's gradient to .grad at once: what has been accumulated before is
     put aside meanwhile, as the additions begin with it."""
 
-    def __init__(self, model: ShardedModel, number: int, name: str, parameter: torch.nn.Parameter) -> None:
+    def __init__(self, model: ShardedModel, name: str, parameter: torch.nn.Parameter) -> None:
         self.model = model
-        self.number = number
         self.name = name
+        self._number: int | None = None  # in the runtime; None: it does not know the dtype
+        if can_shard(parameter.dtype):
+            self._number = model.runtime.add_replicated(name, parameter.numel(), dtype_name(parameter.dtype))
         self.parameter = parameter
         self.hooks = PostHooks()
         self.tensor_hooks: OrderedDict[int, TensorHook] = OrderedDict()
@@ -134,6 +136,8 @@ class Replicated:
         if self._gradient is not None:
             self._gradient = self._gradient.to_dense() if self._gradient.is_sparse else self._gradient
             self._gradient = self._gradient.contiguous()
+        if self._number is None:
+            return
         if parameter.grad is not None and not self._changes_sums:
             self._sum = parameter.grad.contiguous()
         elif self._gradient is not None:
@@ -141,12 +145,26 @@ class Replicated:
         else:
             self._sum = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
         gradient = 0 if self._gradient is None else self._gradient.data_ptr()
-        self.model.runtime.give_replicated(self.number, gradient, self._sum.data_ptr(), dtype_name(parameter.dtype))
+        self.model.runtime.give_replicated(self._number, gradient, self._sum.data_ptr(), dtype_name(parameter.dtype))
 
     @property
     def _changes_sums(self) -> bool:
-        """Tell whether what is added to .grad is not what the runtime has added up."""
-        return self.model.rescales or bool(self.tensor_hooks)
+        """Tell whether the runtime adds to other memory than .grad."""
+        return self.model.rescales or bool(self.tensor_hooks) or self._number is None
+
+    @property
+    def is_beside_runtime(self) -> bool:
+        """Tell whether the runtime cannot add its gradients: they are of float64, or complex."""
+        return self._number is None
+
+    def take_sum(self, total: torch.Tensor | None) -> None:
+        """Take what all ranks' gradients of this backward add up to, beside the runtime; None: no rank has one."""
+        self._sum = total
+
+    @property
+    def fresh_gradient(self) -> torch.Tensor | None:
+        """This rank's gradient of the backward that has ended, between give() and take()."""
+        return self._gradient
 
     def has_none(self) -> bool:
         """Tell whether nothing had been accumulated before this backward."""

@@ -46,7 +46,7 @@ from .telling import collective
 from .tensor import lasting
 from .views import models_of, places_of
 from .views import whole as whole_of
-from .weight import Weight, dtype_name, keep_part
+from .weight import Weight, keep_part
 from .wrappers import note_root, watch_wrappers
 
 
@@ -245,8 +245,7 @@ def _take(
         if not can_reduce(full):
             sharded.foreign[name] = full
         else:
-            number = sharded.runtime.add_replicated(name, full.numel(), dtype_name(full.dtype))
-            sharded.replicated.append(Replicated(sharded, number, name, full))
+            sharded.replicated.append(Replicated(sharded, name, full))
 
     for _, parameter in named:
         if not parameter.is_meta:

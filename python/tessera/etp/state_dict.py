@@ -277,8 +277,8 @@ def _require_same_entries(module: torch.nn.Module, model: ShardedModel, state: M
                 words = ["no " + name if each is None else f"{name} of shape {tuple(each)}" for each in entries]
                 raise known(
                     MismatchError(
-                        f"load_state_dict(): the state of rank 0 has {words[0]}, and that of rank {rank} has {words[1]}: "
-                        "give all ranks the same; nothing was written"
+                        f"load_state_dict(): the state of rank 0 has {words[0]}, and that of rank {rank} has "
+                        f"{words[1]}: give all ranks the same; nothing was written"
                     )
                 )
 

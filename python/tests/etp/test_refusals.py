@@ -129,7 +129,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "dp": (lambda: etp.shard_module_(built(), etp.init_group(), dp=1), "dp 1: give what etp.init_group"),
     "a sharded model": (lambda: etp.shard_module_(sharded(), etp.init_group()), "sharded already"),
     "a lazy module": (lambda: sharded(torch.nn.LazyLinear(3)), "weight is not initialised yet"),
-    "f64": (lambda: sharded(torch.nn.Linear(64, 64).double()), "of torch.float64"),
+    "float8": (lambda: sharded(torch.nn.Linear(64, 64).to(torch.float8_e5m2)), "of torch.float8_e5m2"),
     "rows that a forward clamps": (lambda: sharded(torch.nn.Embedding(64, 64, max_norm=1.0)), "with max_norm, which"),
     "assigned weights": (
         lambda: sharded().load_state_dict(built().state_dict(), assign=True),

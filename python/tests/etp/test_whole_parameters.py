@@ -166,6 +166,67 @@ def test_values_are_those_of_one_process(runs: tuple[int, list[Any]], mode: str,
         ]
 
 
+# --- dtypes that the runtime does not add
+
+
+class Spectral(torch.nn.Module):
+    """A layer in the space of frequencies, and a scale in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(24, 64)
+        self.modes = torch.nn.Parameter(torch.randn(5, 8, dtype=torch.complex64))
+        self.scale = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+        self.late = torch.nn.Parameter(torch.ones(1, dtype=torch.complex128), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        frequencies = torch.fft.rfft(self.up(x).view(-1, 8, 8)) * self.modes.T
+        y = torch.fft.irfft(frequencies, 8).flatten(1)[:, :24] * self.scale.prod().float()
+        return y + self.late.abs().sum().float() * y.mean()
+
+
+def _spectral(model: Any, loss: Losses, clip: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    seen = []
+    model.modes.register_hook(lambda gradient: gradient * 2)
+    model.scale.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.clone()))
+    for step in range(4):
+        model.late.requires_grad_(step > 1)
+        loss(model, 2 * step).backward()
+        loss(model, 2 * step + 1).backward()
+        clip(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    copied = copy.deepcopy(model)
+    loss(copied, 9).backward()
+    found = {"seen": torch.stack(seen[1::2]), "copied": copied.modes.grad}
+    model.load_state_dict(copied.state_dict())
+    return {**_whole(model), **found}
+
+
+def _spectral_runs(size: int, rank: int) -> Any:
+    with etp.init_group(timeout=60) as group:
+        return {
+            (mode, clip.__module__): _spectral(
+                etp.shard_module_(built(Spectral), group, mode=mode, min_elements=256), Losses(size, rank), clip
+            )
+            for mode in ("deferred", "inline")
+            for clip in (etp.clip_grad_norm_, torch.nn.utils.clip_grad_norm_)
+        }
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parameters_of_other_dtypes_are_trained(size: int) -> None:
+    plain = built(Spectral)
+    expected = _spectral(plain, Losses(size, None), torch.nn.utils.clip_grad_norm_)
+    ranks = launch(functools.partial(_spectral_runs, size), size)
+    for rank in ranks:
+        for case, found in rank.items():
+            for name, right in expected.items():
+                torch.testing.assert_close(found[name], right, rtol=1e-4, atol=1e-6)
+                assert torch.equal(found[name], ranks[0][case][name])
+
+
 # --- what ranks do differently
 
 

@@ -20,7 +20,7 @@ from ..plain_tensors import watch_plain_tensors
 from ..replicated import Replicated
 from ..state_dict import watch_ties
 from ..state_loading import watch_loads
-from ..weight import Weight, dtype_name
+from ..weight import Weight
 from ..wrappers import watch_wrappers
 
 
@@ -100,8 +100,7 @@ class LayersModel(ShardedModel):
 
     def add_replicated(self, layer: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
         """A parameter of the layer that every rank has whole; there are several ranks."""
-        number = self.runtime.add_replicated(name, parameter.numel(), dtype_name(parameter.dtype))
-        replicated = Replicated(self, number, name, parameter)
+        replicated = Replicated(self, name, parameter)
         self.replicated.append(replicated)
         self._whole.setdefault(layer, []).append(replicated)
         replicated.attach()

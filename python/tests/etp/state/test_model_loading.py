@@ -52,8 +52,8 @@ TEXTS = {
 }
 DIFFERENCES = {  # of what is sharded, which ranks compare before they write
     "a missing sharded key": "the state of rank 0 has up.weight of shape (80, 32), and that of rank 1 has no up.weight",
-    "another shape": "the state of rank 0 has down.weight of shape (32, 80), and that of rank 1 has down.weight of shape "
-    "(2, 2)",
+    "another shape": "the state of rank 0 has down.weight of shape (32, 80), and that of rank 1 has down.weight of "
+    "shape (2, 2)",
 }
 
 

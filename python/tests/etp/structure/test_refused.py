@@ -53,7 +53,7 @@ def _adopted(rank: int) -> dict[str, Any]:
 
         refused("values", layer(rank))
         refused("shapes", layer(1, 64 + rank))
-        refused("dtype", layer(1).double())
+        refused("dtype", layer(1).to(torch.float8_e4m3fn))
         refused("on one rank", layer(1) if rank == 0 else torch.nn.Sequential(layer(1)))
         refused("lazy", torch.nn.LazyLinear(64))
         frozen = layer(1)
@@ -73,7 +73,7 @@ def test_what_cannot_be_adopted_is_named_on_all_ranks() -> None:
         for part in ("2.weight has come to the model", "differs between ranks 0 and 1", "broadcast"):
             assert part in found["values"]
         assert "2.weight has come to the model as" in found["shapes"] and "(65, 64)" in found["shapes"]
-        assert "2.weight" in found["dtype"] and "torch.float64" in found["dtype"]
+        assert "2.weight" in found["dtype"] and "torch.float8_e4m3fn" in found["dtype"]
         assert "ranks 0 and 1 have changed the model in different ways" in found["on one rank"]
         assert "2.weight" in found["lazy"] and "lazy" in found["lazy"]
         assert "2.weight" in found["frozen on one rank"]
@@ -146,12 +146,12 @@ def _foreign(rank: int) -> dict[str, Any]:
                 other.extra = torch.nn.Parameter(_values(name, rank), requires_grad=False)
                 found[name, "at first"] = error_of(lambda other=other: etp.shard_module_(other, group))
         model = built()
-        model.extra = torch.nn.Parameter(_values("float64", 1), requires_grad=False)
+        model.extra = torch.nn.Parameter(_values("float8_e4m3fn", 1), requires_grad=False)
         etp.shard_module_(model, group)
         model.extra.requires_grad_(True)
         found["released"] = error_of(lambda: step(model, rank))
         other = built()
-        other.extra = torch.nn.Parameter(_values("float64", 1))
+        other.extra = torch.nn.Parameter(_values("float8_e4m3fn", 1))
         found["trained"] = error_of(lambda: etp.shard_module_(other, group))
     return found
 
@@ -163,8 +163,8 @@ def test_frozen_parameters_of_any_kind_stay_whole() -> None:
             if name != "opaque":
                 assert "other has come to the model" in found[name, "later"], found[name, "later"]
                 assert "extra differs between ranks" in found[name, "at first"]
-        assert "extra" in found["released"] and "float64" in found["released"]
-        assert "extra" in found["trained"] and "float64" in found["trained"]
+        assert "extra" in found["released"] and "float8" in found["released"]
+        assert "extra" in found["trained"] and "float8" in found["trained"]
 
 
 def _summoned(rank: int) -> dict[str, Any]:
