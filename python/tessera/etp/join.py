@@ -82,7 +82,7 @@ class Join:
             each.joining = self
             each.rescales = self._rescales and each.scale != 1
         norms.joined.append(self)
-        self._handles.append(self._optimizer.register_step_pre_hook(lambda *_: self._tell_step()))
+        self._handles.append(self._optimizer.register_step_pre_hook(self._tell_step))
 
     def end(self) -> None:
         for each in self._models:
@@ -110,7 +110,20 @@ class Join:
         if chosen:
             self._meet("clip_grad_norm_()", chosen=chosen, numbers=list(numbers))
 
-    def _tell_step(self) -> None:
+    def require_known(self, optimizer: torch.optim.Optimizer) -> None:
+        """Throw for a step that ranks that have left cannot take part in."""
+        if optimizer is not self._optimizer and not any(each is optimizer for each in vars(self._optimizer).values()):
+            raise InvalidArgumentError(
+                f"etp.join(): {type(optimizer).__name__}.step() of the model's parameters, and ranks that have left know "
+                f"{type(self._optimizer).__name__} only: join the loop with the optimiser that steps in it"
+            )
+
+    def _tell_step(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(callable(each) for each in (*args, *kwargs.values())):
+            raise InvalidArgumentError(
+                f"etp.join(): {type(self._optimizer).__name__}.step() has a closure, and ranks that have left have no "
+                "inputs for it: make gradients before the step"
+            )
         if not self._follows:
             groups = [
                 {name: _plain(value) for name, value in group.items() if name != "params" and _is_plain(value)}

@@ -216,6 +216,8 @@ def _in_batch(step: Callable[..., Any]) -> Callable[..., Any]:
             outer.include(updates)
             return _run(step, optimizer, updates, outer, args, kwargs)
         for model, _ in updates:
+            if model.joining is not None:
+                model.joining.require_known(optimizer)
             model.resume()
             model.damage.refuse()
         batch = Batch(f"{type(optimizer).__name__}.step()", updates)
@@ -253,6 +255,8 @@ def _run_beside(
     if not models or any(model.batch is not None for model in models):  # of a step that is compared already
         return step(optimizer, *args, **kwargs)
     for model in models:
+        if model.joining is not None:
+            model.joining.require_known(optimizer)
         require_same_before(f"{type(optimizer).__name__}.step()", model)
     closure = kwargs.get("closure", args[0] if args else None)
     if callable(closure) and not _computes_on_rows(step):

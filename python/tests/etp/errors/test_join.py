@@ -105,3 +105,45 @@ def test_a_write_that_ranks_that_have_left_cannot_know_is_refused_with_both_name
     for told in launch(_writes, 2):
         assert "mul_ of sharded tensor 0.weight" in told
         assert "the next call of a loop in etp.join()" in told
+
+
+def _closes(kind: str, rank: int) -> str:
+    model = etp.shard_module_(Model(), etp.init_group(timeout=30))
+    optimizer = _optimizer(model)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = _loss(model, 0, rank)
+        loss.backward()
+        return loss
+
+    others = {
+        "another optimiser": lambda: torch.optim.Adam(model.parameters()),
+        "one of whole parameters": lambda: torch.optim.Adam([model[0].bias]),  # type: ignore[index]
+    }
+    other = others[kind]() if kind in others else None
+    try:
+        with etp.join(model, optimizer):
+            for step in range(2 * rank):
+                if other is None:
+                    optimizer.step(closure)
+                    continue
+                _loss(model, step, rank).backward()
+                other.step()
+    except Exception as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("a closure", "SGD.step() has a closure, and ranks that have left have no inputs for it"),
+        ("another optimiser", "Adam.step() of the model's parameters, and ranks that have left know SGD only"),
+        ("one of whole parameters", "Adam.step() of the model's parameters, and ranks that have left know SGD only"),
+    ],
+)
+def test_a_step_that_ranks_that_have_left_cannot_make_is_refused_on_all(kind: str, text: str) -> None:
+    told = launch(functools.partial(_closes, kind), 2)
+    assert told[1].startswith(f"etp.join(): {text}")
+    assert told[0].startswith(f"rank 1: etp.join(): {text}")
