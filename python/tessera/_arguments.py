@@ -102,6 +102,21 @@ def pattern(what: str, value: Any) -> re.Pattern[str]:
         raise InvalidArgumentError(f"{what} {_shown(value)} is not a regular expression: {error}") from None
 
 
+def function(what: str, value: Any) -> Any:
+    """Something that can be called, or None."""
+    if value is not None and not callable(value):
+        raise InvalidArgumentError(f"{what} {_shown(value)}: give a function")
+    return value
+
+
+def real(what: str, value: Any) -> float:
+    """A float, or what Python converts to one, such as a tensor of one element; no text."""
+    try:
+        return float(value) if hasattr(value, "__float__") or hasattr(value, "__index__") else float(None)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise InvalidArgumentError(f"{what} {_shown(value)}: give a number") from None
+
+
 def elements(what: str, value: Any, of: str) -> list[Any]:
     """An iterable that is not a text, as a list."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):

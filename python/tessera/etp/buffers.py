@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from .digests import bytes_of, comparable_digest, is_plain_tensor, same_bits
 from .telling import json_of
 
 MODES = ("broadcast", "mean", "own")
+_SHOWN = 8  # names in a message
 _SMALL = 1 << 16  # bytes, up to which a copy is kept to compare with
 
 Rules = Sequence[tuple[re.Pattern[str], str]]
@@ -34,6 +35,16 @@ def rules_of(buffers: str | Mapping[Any, str]) -> Rules:
     if isinstance(buffers, Mapping):
         return [(pattern("buffers", key), choice("buffers", mode, MODES)) for key, mode in buffers.items()]
     return [(re.compile(".*"), choice("buffers", buffers, MODES))]
+
+
+def require_used(rules: Rules, names: Collection[str]) -> None:
+    """Throw for a rule that is for no buffer: its name may be misspelt."""
+    for rule, _ in rules:
+        if rule.pattern != ".*" and not any(rule.fullmatch(name) for name in names):
+            raise InvalidArgumentError(
+                f"buffers: {rule.pattern!r} names no buffer of the model: these are {sorted(names)[:_SHOWN]}; patterns "
+                "are for whole names"
+            )
 
 
 def mode_of(name: str, rules: Rules) -> str:

@@ -6,12 +6,13 @@ import dataclasses
 import itertools
 import math
 import re
+import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
-from .._arguments import choice, elements, pattern
+from .._arguments import choice, elements, pattern, text
 from .._errors import InvalidArgumentError
 from .digests import is_plain_tensor
 from .making import is_plain
@@ -52,7 +53,12 @@ class Choice:
         masters: str,
     ) -> Choice:
         """Check the arguments of shard_module_()."""
-        rules = [(pattern("formats", key), format) for key, format in formats.items()]
+        if not isinstance(formats, Mapping):
+            raise InvalidArgumentError(
+                f"formats {reprlib.repr(formats)}: give a dict of regular expressions for names, and formats: "
+                "{'.*': 'nvfp4'}"
+            )
+        rules = [(pattern("formats", key), text("formats", format)) for key, format in formats.items()]
         natives = [pattern("native", key) for key in elements("native", native, "a list of regular expressions")]
         return Choice(ranks, filter, min_elements, rules, natives, choice("masters", masters, ("all", "trained")))
 
@@ -64,7 +70,9 @@ class Choice:
         """Return how a parameter is sharded; None: it stays whole."""
         if not is_plain_tensor(parameter):
             return None
-        if parameter.dim() < 2 or not can_shard(parameter.dtype) or parameter.numel() < self.min_elements:
+        if parameter.dim() < 2 or not can_shard(parameter.dtype):
+            return None
+        if parameter.numel() < max(self.min_elements, 1):
             return None
         if parameter.device.type not in ("cpu", "meta"):
             return None

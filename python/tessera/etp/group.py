@@ -227,11 +227,18 @@ def _process_group_of(process_group: Any, mesh: Any, rank: Any, size: Any) -> An
     if rank is not None or size is not None:
         raise InvalidArgumentError("init_group: rank and size go with a store; a process group has its own")
     if mesh is not None:
+        if not hasattr(mesh, "get_group"):
+            raise InvalidArgumentError(f"init_group: mesh {mesh!r}: give a DeviceMesh")
         if mesh.ndim != 1:
             raise InvalidArgumentError(
                 f"mesh {mesh}: ETP shards over one dim, and it has {mesh.ndim}: give one axis, such as mesh['etp']"
             )
         return mesh.get_group()
+    if process_group is not None and not isinstance(process_group, torch.distributed.ProcessGroup):
+        raise InvalidArgumentError(
+            f"init_group: process_group {process_group!r}: give what torch.distributed.new_group() returns on "
+            "ranks that are in it"
+        )
     if process_group is None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.group.WORLD
     return process_group

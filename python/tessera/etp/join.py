@@ -25,6 +25,7 @@ from .._arguments import flag
 from .._errors import InvalidArgumentError, MismatchError
 from . import norms
 from .model import ShardedModel
+from .refusals import require_optimizer
 from .telling import families_in, json_of, telling
 from .views import models_of
 
@@ -53,6 +54,7 @@ def join(
     with telling("etp.join()", families_in([model])), ExitStack() as left:
         divides = flag("divide_by_initial_world_size", divide_by_initial_world_size)
         models = models_of(model)
+        require_optimizer(optimizer)
         if not models or all(each.size == 1 for each in models):
             yield
             return
@@ -114,8 +116,8 @@ class Join:
         """Throw for a step that ranks that have left cannot take part in."""
         if optimizer is not self._optimizer and not any(each is optimizer for each in vars(self._optimizer).values()):
             raise InvalidArgumentError(
-                f"etp.join(): {type(optimizer).__name__}.step() of the model's parameters, and ranks that have left know "
-                f"{type(self._optimizer).__name__} only: join the loop with the optimiser that steps in it"
+                f"etp.join(): {type(optimizer).__name__}.step() of the model's parameters, and ranks that have left "
+                f"know {type(self._optimizer).__name__} only: join the loop with the optimiser that steps in it"
             )
 
     def _tell_step(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from .. import _core
+from .._arguments import real
 from .._errors import InvalidArgumentError
 from .group import Group
 from .replicated import is_replicated
@@ -272,7 +273,7 @@ class Muon(torch.optim.Optimizer):
         if isinstance(lr, torch.Tensor) and lr.numel() != 1:
             raise InvalidArgumentError(f"etp.Muon: lr has {lr.numel()} elements: give one number")
         for name, value in (("lr", lr), ("weight_decay", weight_decay), ("momentum", momentum)):
-            if not value >= 0:
+            if not real(f"etp.Muon: {name}", value) >= 0:
                 raise InvalidArgumentError(f"etp.Muon: {name} is {value}: give 0 or more")
         if len(ns_coefficients) != 3 or not 0 <= ns_steps < 100:
             raise InvalidArgumentError(

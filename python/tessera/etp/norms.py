@@ -14,6 +14,7 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 
 from .. import _core
+from .._arguments import elements, real
 from .._errors import InvalidArgumentError
 from .clipping import NAMES, is_clipping, is_gradient
 from .compile import left_out, opaque
@@ -78,10 +79,13 @@ def clip_grad_norm_(
     of a stack of experts, which plain torch has as one tensor, 1 may differ in the last bits. Parameters of layers with
     a parallel_mode count with all parts, those that the tp_group has whole once. Collective, over such a tp_group, too.
     """
-    if isinstance(parameters, torch.Tensor):
-        parameters = [parameters]
-    parameters = list(parameters)
-    max_norm, norm_type = float(max_norm), float(norm_type)
+    parameters = [parameters] if isinstance(parameters, torch.Tensor) else elements("parameters", parameters, "tensors")
+    for each in parameters:
+        if not isinstance(each, torch.Tensor):
+            raise InvalidArgumentError(
+                f"clip_grad_norm_(): give parameters, such as model.parameters(), not {type(each).__name__}"
+            )
+    max_norm, norm_type = real("max_norm", max_norm), real("norm_type", norm_type)
     for each in joined:
         each.tell_clip(parameters, (max_norm, norm_type, bool(error_if_nonfinite)))
     with DisableTorchFunctionSubclass():  # a call for each parameter costs more than the rest

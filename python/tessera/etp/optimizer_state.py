@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .optim import numbered
+from .refusals import require_optimizer
 from .state_dict import UncutState, held_of
 from .state_loading import watch_loads
 from .state_names import keys_of
@@ -29,6 +30,7 @@ def optimizer_state_dict(optimizer: torch.optim.Optimizer, *, full: bool = False
         init: Makes what the optimiser's first step would make, so that there is something to load into; as torch does
             it, by a step without gradients and with a learning rate of 0. Collective.
     """
+    require_optimizer(optimizer)
     if init:
         _make_state(optimizer)
     found: State = optimizer.state_dict()

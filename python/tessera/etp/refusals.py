@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 # Of parameters that are trained. Those that ranks have whole may be of any of them; others are sharded, too.
 REDUCED = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.complex128))
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel")
+
+
+def require_module(value: Any) -> None:
+    """Throw for what is no module."""
+    if not isinstance(value, torch.nn.Module):
+        raise InvalidArgumentError(f"give a torch.nn.Module as the model, not {type(value).__name__}")
+
+
+def require_optimizer(value: Any) -> None:
+    """Throw for what is no optimiser."""
+    if not isinstance(value, torch.optim.Optimizer):
+        raise InvalidArgumentError(f"give a torch.optim.Optimizer, not {type(value).__name__}")
 
 
 def require_shardable(model: torch.nn.Module, named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:

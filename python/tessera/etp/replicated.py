@@ -36,8 +36,7 @@ def is_replicated(parameter: torch.Tensor) -> bool:
 def replicated_of(parameter: Any) -> Replicated | None:
     """Return what its model knows of a parameter; None: it is no such parameter, or a wrapper has taken it."""
     found = parameter.__dict__.get("etp_replicated") if type(parameter) is torch.nn.Parameter else None
-    replicated: Replicated | None = None if found is None else found()
-    return replicated if replicated is not None and replicated.is_attached else None
+    return found() if isinstance(found, weakref.ref) else None
 
 
 class Replicated:
@@ -53,19 +52,18 @@ class Replicated:
         self.parameter = parameter
         self.hooks = PostHooks()
         self.tensor_hooks: OrderedDict[int, TensorHook] = OrderedDict()
-        self.is_attached = False
         self._fresh = False  # .grad is of this backward only
         self._before: torch.Tensor | None = None
         self._gradient: torch.Tensor | None = None
         self._sum: torch.Tensor | None = None
         self._handle: RemovableHandle | None = None
-        parameter.etp_replicated = weakref.ref(self)  # type: ignore[attr-defined]
+        parameter.etp_replicated = True  # type: ignore[attr-defined]
 
     def attach(self) -> None:
         """Autograd would call hooks before the other ranks' gradients are there: they are kept here. Their handles know
         the dict that they are in."""
         parameter: Any = self.parameter
-        self.is_attached = True
+        parameter.etp_replicated = weakref.ref(self)
         if parameter._backward_hooks and self._handle is None:
             self.tensor_hooks, parameter._backward_hooks = parameter._backward_hooks, None
         if parameter._post_accumulate_grad_hooks:
@@ -92,7 +90,7 @@ class Replicated:
 
     def detach(self) -> None:
         """Leaves the parameter as it was."""
-        self.is_attached = False
+        self.parameter.__dict__["etp_replicated"] = True
         if self._handle is not None:
             self._handle.remove()
             self._handle = None

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
-from .._arguments import whole
+from .._arguments import choice, function, whole
 from .._errors import AlreadyExistsError, InvalidArgumentError
 from .adopt import Adopter
-from .buffers import Buffers, require_same_buffers, rules_of
+from .buffers import Buffers, require_same_buffers, require_used, rules_of
 from .choice import Choice, Chosen, Filter, Pattern, Place, Shapes, matrix_of
 from .compile import leave_out_of_graphs, uncompiled
 from .config import is_inline
@@ -36,7 +36,7 @@ from .moves import watch_moves
 from .optim import watch_optimizers
 from .parameter import LogicalParameter
 from .plain_tensors import watch_plain_tensors
-from .refusals import require_shardable
+from .refusals import require_module, require_shardable
 from .replicated import Replicated
 from .state_dict import watch_ties
 from .state_loading import watch_loads
@@ -46,7 +46,7 @@ from .telling import collective
 from .tensor import lasting
 from .views import models_of, places_of
 from .views import whole as whole_of
-from .weight import Weight, keep_part
+from .weight import Weight, can_shard, keep_part
 from .wrappers import note_root, watch_wrappers
 
 
@@ -122,7 +122,13 @@ def shard_module_(
     if not isinstance(group, Group):
         raise InvalidArgumentError(f"shard_module_: group {group!r}: give what etp.init_group() returns")
     given, model = model, uncompiled(model)
+    require_module(model)
     inline = is_inline(mode)
+    choice("publish", publish, ("update", "first_use"))
+    for argument, value in (("filter", filter), ("init", init), ("stacks", stacks)):
+        function(argument, value)
+    if compute_dtype is not None and (not isinstance(compute_dtype, torch.dtype) or not can_shard(compute_dtype)):
+        raise InvalidArgumentError(f"compute_dtype {compute_dtype!r}: torch.float32, bfloat16 and float16 are possible")
     if dp is not None and not isinstance(dp, Group):
         raise InvalidArgumentError(f"shard_module_: dp {dp!r}: give what etp.init_group() returns")
     if dp is not None:
@@ -136,10 +142,11 @@ def shard_module_(
         raise AlreadyExistsError("shard_module_: the model is sharded already: etp.unshard_() undoes it")
     _require_replicas(model, replicas)
     require_shardable(model, named)
-    choice = Choice.of(ranks, filter, min_elements, formats or {}, native, masters)
+    choose = Choice.of(ranks, filter, min_elements, formats or {}, native, masters)
     scripted = {id(each) for module in model.modules() if is_script(module) for each in module.parameters()}
-    chosen = choice.of_model([(name, each) for name, each in named if id(each) not in scripted])
+    chosen = choose.of_model([(name, each) for name, each in named if id(each) not in scripted])
     rules = rules_of(buffers)
+    require_used(rules, dict(model.named_buffers()).keys())
     lists = expert_lists(experts, {name: parameter.shape for name, parameter in named}, chosen)
     if not chosen and ranks > 1 and not layers:
         raise InvalidArgumentError(
@@ -179,7 +186,7 @@ def shard_module_(
         for weight in sharded.weights:
             weight.drop_rows()
         sharded.show_masters()
-        sharded.adopt = Adopter(sharded, choice.of_parameter, cut.make)
+        sharded.adopt = Adopter(sharded, choose.of_parameter, cut.make)
         sharded.buffers = Buffers(sharded.core, model, rules)
         sharded.watch.begin(model)
         watch_optimizers()

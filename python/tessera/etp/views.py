@@ -14,6 +14,7 @@ from .inline import Whole
 from .model import ShardedModel
 from .norms import plain
 from .parameter import LogicalParameter
+from .refusals import require_module
 from .state_dict import UncutState
 from .store import Store
 from .telling import families_in, telling
@@ -25,6 +26,7 @@ _UPDATE = "etp.update()"
 
 def model_of(model: torch.nn.Module) -> ShardedModel | None:
     """Of the first sharded parameter; None if there is none."""
+    require_module(model)
     for parameter in model.parameters():
         if isinstance(parameter, LogicalParameter):
             found = parameter.etp.model
@@ -35,12 +37,14 @@ def model_of(model: torch.nn.Module) -> ShardedModel | None:
 
 def models_of(model: torch.nn.Module) -> list[ShardedModel]:
     """Of all its sharded parameters, in an order that all ranks share: constructed layers have one of their own."""
+    require_module(model)
     found = {parameter.etp.model for parameter in model.parameters() if isinstance(parameter, LogicalParameter)}
     return sorted((each for each in found if isinstance(each, ShardedModel)), key=lambda each: each.number)
 
 
 def places_of(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, LogicalParameter]]:
     """Which modules have which sharded parameters, by which names."""
+    require_module(model)
     return [
         (module, name, parameter)
         for module in model.modules()
@@ -105,7 +109,8 @@ def from_local(rows: torch.Tensor, like: torch.Tensor) -> LogicalTensor:
     spec, store = like.spec, like.store
     wanted = local(like).shape
     if type(rows) is not torch.Tensor or rows.shape != wanted:
-        raise InvalidArgumentError(f"from_local: rows of {tuple(rows.shape)}: this rank has {tuple(wanted)} of {store}")
+        found = f"rows of {tuple(rows.shape)}" if isinstance(rows, torch.Tensor) else f"a {type(rows).__name__}"
+        raise InvalidArgumentError(f"from_local: {found}: this rank has {tuple(wanted)} of {store}")
     return LogicalTensor.of(Store(store.model, spec, rows.detach(), rows.dtype, held=store.held))
 
 

@@ -10,6 +10,7 @@ from .._arguments import elements, flag
 from .._errors import InvalidArgumentError
 from .group import Group
 from .parameter import LogicalParameter
+from .refusals import require_module
 from .shard import shard_module_
 from .state_names import note_names
 from .telling import collective
@@ -48,6 +49,7 @@ def wrap_module_params_etp(
 def tag_etp_params_with_names(model: torch.nn.Module) -> None:
     """Names sharded parameters, in messages, as the model does: those of modules that were sharded before they became
     its parts."""
+    require_module(model)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, LogicalParameter):
             parameter.etp.rename(name)

@@ -234,7 +234,7 @@ def _beside(rank: int) -> list[list[str]]:
             model = torch.nn.Sequential(layer, torch.nn.LayerNorm(48).requires_grad_(not frozen))
             if shards:
                 etp.shard_module_(model, group)
-            model(torch.ones(1, 32)).sin().sum().backward()
+            model(torch.arange(32.0).roll(rank).view(1, 32)).sin().sum().backward()
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 torch.optim.SGD(model.parameters(), lr=0.1).step()

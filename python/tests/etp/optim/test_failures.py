@@ -265,7 +265,7 @@ def _different(what: str, rank: int) -> Any:
 
 TEXTS = {
     "a learning rate, on rows": "AdamW.step() of sharded emb.weight and others: ranks 0 and 1 differ in a setting",
-    "a frozen weight": "ranks 0 and 1 differ in a setting (lr, weight_decay, ...), in which weights are frozen",
+    "a frozen weight": "SGD.step(): up.weight is frozen on rank 0 and trained on rank 1: give all ranks the same",
     "a learning rate": "ByHand.step() has not written the same on ranks 0 and 1, first into sharded tensor emb.weight",
     "a state": "the state 'noise' of emb.weight would write different values",
     "an unkept promise": "allow_optimizer(Normalised) promises that its step treats every element by itself, and a "
