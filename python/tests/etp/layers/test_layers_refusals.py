@@ -245,5 +245,5 @@ def _beside(rank: int) -> list[list[str]]:
 def test_a_plain_module_beside_layers_is_warned_of() -> None:
     for (found,), *others in launch(_beside, 2):
         assert "SGD holds 2 parameters, the first of shape (48,)" in found
-        assert "give the model to etp.shard_module_()" in found
+        assert "give the whole model to etp.shard_module_()" in found
         assert others == [[]] * 3
