@@ -134,6 +134,12 @@ std::optional<Status> Calls::hear() {
   return refusal;
 }
 
+std::optional<Status> Calls::refused_next() {
+  if (!try_turn()) return std::nullopt;
+  const Turn turn(*this);
+  return find_refusal(step_ + 1, number_ + 1);
+}
+
 bool Calls::has_called_next(int rank) const {
   const Page& page = room_.pages[static_cast<size_t>(rank)];
   const uint64_t step = step_;

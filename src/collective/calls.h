@@ -70,6 +70,8 @@ class Calls {
   // Returns another rank's refusal of the call that this rank would make next, and takes part in it by passing it on.
   // Never blocks; returns nothing while a call is under way, which ends by itself.
   std::optional<Status> hear();
+  // Returns the same, and does not take part. Never blocks; empty while another thread makes a call, which is told it.
+  std::optional<Status> refused_next();
   // Whether a rank has come to the call that this rank would make next, and has not refused it. Never blocks.
   bool has_called_next(int rank) const;
   // Refuses the next call, as `rank` has come to it, and this rank waits for something else. Returns the reason, which

@@ -134,6 +134,11 @@ void Group::require_present(int rank) const {
   impl_->look();
   impl_->require_open();
   if (!is_final(rank)) return;
+  // It may have told why before it went.
+  if (const std::optional<Status> refusal = impl_->calls->refused_next()) {
+    impl_->fail(*refusal);
+    impl_->failure.require_none();
+  }
   const bool left = impl_->page(rank).state() == RankState::kLeft;
   const std::string who = describe(rank);
   const std::string waits = describe(this->rank());

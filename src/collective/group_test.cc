@@ -315,6 +315,21 @@ TEST_P(Groups, TellsWhoseWordsAreFinal) {
   EXPECT_THAT(statuses, Each(message(AllOf(HasSubstr("rank 0"), HasSubstr("has closed its runtime or ended")))));
 }
 
+// Whoever waits for its words learns why, not only that it has gone.
+TEST_P(Groups, TellsWhyWhoRefusedACallHasGone) {
+  if (ranks().size < 2) return;
+  const auto statuses = run_ranks(ranks(), [](Group& group) {
+    if (group.rank() == 1) {
+      group.refuse("a backward", failed(ErrorCode::kInvalidArgument, "division by zero"_message));
+      group.finish();
+      return;
+    }
+    group.device().wait_host(*group.at_least(1, Word::kPublished, 0, 1, "a version"), group.deadline());
+  });
+  for (size_t rank = 0; rank < statuses.size(); ++rank)
+    if (rank != 1) EXPECT_THAT(statuses[rank], message(HasSubstr("rank 1: division by zero")));
+}
+
 TEST_P(Groups, TellsWhoDroppedIt) {
   if (ranks().size < 2) return;
   const auto statuses = run_ranks(ranks(), [](Group& group) {
