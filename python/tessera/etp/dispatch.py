@@ -29,6 +29,7 @@ import torch
 
 from .._errors import InvalidArgumentError
 from .clipping import is_clipping, is_gradient
+from .loops import joined
 from .store import Recipe, Spec, Store, agree, are_same, digest_of, refuse_difference, stamp_of
 from .telling import telling, told_of
 from .tensor import LogicalTensor, Step, copy_of, follow, is_sharded, normal_mode
@@ -140,6 +141,10 @@ _LAZY = functools.reduce(
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Apply the rule of an operation's kind."""
+    if joined and func._schema.is_mutable:
+        written = _written(func, args, kwargs)
+        for loop in joined:
+            loop.tell_write(func, args, kwargs, written)
     include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(include, exclude - _LAZY):
         special = SPECIAL.get(func)

@@ -9,7 +9,7 @@
 
 Within it, ranks meet before each collective call of the loop (the end of a backward, clipping, a step) and say what
 they are about to do. A rank that has left says so, and does what the lowest active rank says: it adds nothing to the
-reduction of the backward, clips, and steps its rows with that rank's settings, until all have left.
+reduction of the backward, clips, writes, and steps its rows with that rank's settings, until all have left.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ import torch
 from .._arguments import flag
 from .._errors import InvalidArgumentError, MismatchError
 from . import norms
+from .loops import joined
 from .model import ShardedModel
 from .refusals import require_optimizer
-from .telling import families_in, json_of, telling
+from .telling import families_in, json_of, known, telling
+from .tensor import LogicalTensor
+from .told_writes import Told, decode, encode, pack, unpack
 from .views import models_of
 
 _LEFT = "nothing: it has left the loop"
@@ -41,9 +44,10 @@ def join(
     it once all have left their loops. An error of one rank ends the others with its text.
 
     What the loop does is known to ranks that have left: backwards, `etp.clip_grad_norm_()` of parameters of the model,
-    steps of the optimiser, `zero_grad()` that sets gradients to None. Other collective calls of the loop (a write of a
-    parameter or gradient, `etp.update()`) are refused by name once a rank has left; those of torch.distributed are
-    the program's own.
+    steps of the optimiser, `zero_grad()`, operations in place on parameters and gradients with numbers
+    (`p.grad.mul_(0.5)`, `clip_grad_value_()`). Other calls of the loop that all ranks make (a write with a tensor,
+    `etp.update()`, a step with a closure or of another optimiser) are refused by name once a rank has left; those of
+    torch.distributed are the program's own.
 
     Args:
         model: Sharded.
@@ -60,11 +64,11 @@ def join(
             return
         if any(each.joining is not None for each in models):
             raise InvalidArgumentError("etp.join() of a model that has been joined already: leave that one first")
-        joined = Join(model, models, optimizer, divides)
-        left.callback(joined.end)
-        joined.begin()
+        loop = Join(model, models, optimizer, divides)
+        left.callback(loop.end)
+        loop.begin()
         yield
-        joined.follow()
+        loop.follow()
 
 
 class Join:
@@ -77,20 +81,22 @@ class Join:
         self._rescales = not divides
         self._parameters = list(model.parameters())
         self._follows = False  # this rank has left
+        self._some_have_left = False
+        self._leader = 0  # the lowest rank that has not
         self._handles: list[Any] = []
 
     def begin(self) -> None:
         for each in self._models:
             each.joining = self
             each.rescales = self._rescales and each.scale != 1
-        norms.joined.append(self)
+        joined.append(self)
         self._handles.append(self._optimizer.register_step_pre_hook(self._tell_step))
 
     def end(self) -> None:
         for each in self._models:
             each.joining, each.rescales, each.factor = None, False, 1.0
-        if self in norms.joined:
-            norms.joined.remove(self)
+        if self in joined:
+            joined.remove(self)
         for handle in self._handles:
             handle.remove()
 
@@ -120,6 +126,35 @@ class Join:
                 f"know {type(self._optimizer).__name__} only: join the loop with the optimiser that steps in it"
             )
 
+    def tell_write(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], written: Sequence[torch.Tensor]
+    ) -> None:
+        """Tell of an operation that writes parameters or gradients, outside of steps and of hooks, which ranks that
+        have left call by themselves."""
+        stores = [each.store for each in written if isinstance(each, LogicalTensor) and each.store.kept]
+        if self._follows or not stores or stores[0].model not in self._models:
+            return
+        model = stores[0].model
+        if model.batch is not None or model.updating or model.in_meeting:
+            return
+        told = encode(func, args, kwargs, self._parameters, self._gradients)
+        what = f"{func.name().removeprefix('aten::').partition('.')[0]} of {stores[0]}"
+        self._meet(what, write=told)
+        if told is None and self._some_have_left:
+            raise self._untold(what)
+
+    @property
+    def _gradients(self) -> list[Any]:
+        return [each.grad for each in self._parameters]
+
+    def _untold(self, what: str) -> InvalidArgumentError:
+        return known(
+            InvalidArgumentError(
+                f"etp.join(): {what} has operands that ranks that have left do not have: write parameters and "
+                "gradients by numbers, or behind the loop"
+            )
+        )
+
     def _tell_step(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if any(callable(each) for each in (*args, *kwargs.values())):
             raise InvalidArgumentError(
@@ -132,6 +167,7 @@ class Join:
                 for group in self._optimizer.param_groups
             ]
             self._meet(f"the step of {type(self._optimizer).__name__}", groups=groups)
+            self._share_whole()
 
     # --- of both
 
@@ -152,10 +188,25 @@ class Join:
                     f"etp.join(): rank {leader} comes to {active[leader]['call']}, and rank {rank} to {each['call']}: "
                     "ranks that are in the loop must make the same calls in the same order"
                 )
+        self._some_have_left, self._leader = len(active) < len(every), leader
         for each in self._models:
             each.factor = len(every) / len(active)
         leading: dict[str, Any] = active[leader]
         return leading
+
+    def _share_whole(self) -> None:
+        """Have ranks that have left take parameters that every rank has whole, and their gradients, from the lowest
+        rank in the loop: programs write into these as into any plain tensor. Collective."""
+        if not self._some_have_left:
+            return
+        whole = [each.parameter for model in self._models for each in model.replicated]
+        what = "what ranks in the loop have whole"
+        answers = self._models[0].core.exchange(what, b"" if self._follows else pack(whole))
+        if self._follows:
+            try:
+                unpack(answers[self._leader], whole)
+            except ValueError as error:
+                raise MismatchError(f"rank {self._leader} tells what cannot be {what}: {error}") from None
 
     def _is_possible(self, told: Any) -> bool:
         """Tell whether a rank may have said this of its next call."""
@@ -170,6 +221,8 @@ class Join:
             numbers = isinstance(max_norm, float) and isinstance(norm_type, float)
             places = range(len(self._parameters))
             return numbers and isinstance(error_if_nonfinite, bool) and all(each in places for each in told["chosen"])
+        if told.get("write") is not None:
+            decode(told["write"], self._parameters, self._gradients)
         groups = told.get("groups", [])
         known = len(groups) == len(self._optimizer.param_groups) or "groups" not in told
         pairs = zip(groups, self._optimizer.param_groups, strict=False)
@@ -189,6 +242,8 @@ class Join:
                 return
             if "absent" in told:
                 self._end_backward(self._models[told["model"]], told["absent"])
+            elif "write" in told:
+                self._write(told["call"], told["write"])
             elif "chosen" in told:
                 max_norm, norm_type, error_if_nonfinite = told["numbers"]
                 chosen = [self._parameters[place] for place in told["chosen"]]
@@ -200,7 +255,15 @@ class Join:
                             group[name].fill_(value)
                         else:
                             group[name] = tuple(value) if isinstance(value, list) else value
+                self._share_whole()
                 self._optimizer.step()
+
+    def _write(self, what: str, told: Told | None) -> None:
+        if told is None:
+            raise self._untold(what)
+        func, args, kwargs = decode(told, self._parameters, self._gradients)
+        with torch.no_grad():
+            func(*args, **kwargs)
 
     def _end_backward(self, model: ShardedModel, absent: list[bool]) -> None:
         for weight, is_absent in zip(model.weights, absent, strict=False):

@@ -174,6 +174,11 @@ class ShardedModel(Closing):
         """Tell whether a module that has sharded weights of its own, or the root, computes."""
         return self.threads.forwards > 0
 
+    @property
+    def in_meeting(self) -> bool:
+        """Tell whether its ranks meet now, or a backward runs: hooks are called then."""
+        return self._meeting or current_task() != NO_TASK
+
     def in_backward(self) -> bool:
         """Tell whether a node of a backward runs now: hooks that are called once gradients have been added are behind
         it."""

@@ -20,15 +20,13 @@ from .clipping import NAMES, is_clipping, is_gradient
 from .compile import left_out, opaque
 from .dispatch import SPECIAL
 from .group import Group
+from .loops import joined
 from .store import Store, agree, refuse_difference, stamp_of
 from .telling import collective, numbers_of
 from .tensor import LogicalTensor, is_sharded
 
 if TYPE_CHECKING:
     from .layers._tensor_parallel import TensorParallel
-
-
-joined: list[Any] = []  # loops in etp.join(), whose ranks are told of clipping
 
 
 @opaque()
