@@ -21,11 +21,8 @@ if TYPE_CHECKING:
 
 TensorHook = Callable[[torch.Tensor], Any]
 
-_ATTRIBUTES = (
-    "register_post_accumulate_grad_hook",
-    "register_hook",
-    "__reduce_ex__",
-)  # of the parameter, which are ours
+# What this package puts on a parameter.
+_ATTRIBUTES = ("register_post_accumulate_grad_hook", "register_hook", "__reduce_ex__")
 
 
 def is_replicated(parameter: torch.Tensor) -> bool:
