@@ -221,6 +221,11 @@ void Runtime::give_replicated(uint32_t replicated, const void* gradient, void* a
   impl_->replicated_.give(replicated, gradient, accumulated, accumulated_dtype);
 }
 
+std::vector<int> Runtime::replicated_ranks() const {
+  const RuntimeImpl::Call call(*impl_, "replicated_ranks()");
+  return impl_->replicated_.ranks();
+}
+
 std::vector<Added> Runtime::added() {
   const RuntimeImpl::Call call(*impl_);
   return impl_->gradients_.added();

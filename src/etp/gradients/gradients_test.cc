@@ -114,7 +114,11 @@ TEST(GradientsTest, ReplicatedGradientsAreFoldedInRankOrderAndWhatNobodyGaveIsLe
     runtime.give_replicated(bias, group.rank() == 1 ? nullptr : half.data(), group.rank() == 1 ? nullptr : half.data(),
                             DType::kBF16);
     runtime.give_replicated(unused, nullptr, untouched.data(), DType::kF32);
+    EXPECT_THAT(runtime.replicated_ranks(), testing::Each(0));
     runtime.drain();
+    EXPECT_THAT(runtime.replicated_ranks(), testing::ElementsAre(3, 2, 0));
+    runtime.drain();
+    EXPECT_THAT(runtime.replicated_ranks(), testing::Each(0));
     EXPECT_THAT(accumulated, testing::Each(((2 + 1e8F) + 1) - 1e8F));
     EXPECT_THAT(half, testing::Each(group.rank() == 1 ? 0x3f80 : 0x4000));
     EXPECT_THAT(untouched, testing::Each(9.0F));

@@ -64,6 +64,7 @@ void ReplicatedGradients::give(uint32_t replicated, const void* gradient, void* 
 }
 
 void ReplicatedGradients::fold() {
+  for (Tensor& tensor : tensors_) tensor.ranks = 0;
   struct Forgets {
     ReplicatedGradients& gradients;
     ~Forgets() { gradients.forget(); }
@@ -102,7 +103,14 @@ void ReplicatedGradients::fold_bucket(size_t first, size_t end) {
     parts.push_back(part);
     to += aligned(tensor.bytes());
   }
-  context_.group.sum_exchange(parts);
+  const std::vector<int> ranks = context_.group.sum_exchange(parts);
+  for (size_t i = first; i < end; ++i) tensors_[i].ranks = ranks[i - first];
+}
+
+std::vector<int> ReplicatedGradients::ranks() const {
+  std::vector<int> ranks;
+  for (const Tensor& tensor : tensors_) ranks.push_back(tensor.ranks);
+  return ranks;
 }
 
 int64_t ReplicatedGradients::forecast() const {

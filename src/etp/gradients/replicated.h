@@ -24,6 +24,8 @@ class ReplicatedGradients {
   void give(uint32_t replicated, const void* gradient, void* accumulated, DType accumulated_dtype);
   // Collective. Forgets what was given, also where it throws.
   void fold();
+  // Of each tensor, how many ranks gave a gradient at the last fold.
+  std::vector<int> ranks() const;
   void forget();
   int64_t bytes() const;     // of the bucket
   int64_t forecast() const;  // likewise, before the first fold
@@ -36,6 +38,7 @@ class ReplicatedGradients {
     const void* gradient = nullptr;
     void* accumulated = nullptr;
     DType accumulated_dtype = DType::kF32;
+    int ranks = 0;  // that gave a gradient at the last fold
 
     int64_t bytes() const { return bytes_of(dtype, elements); }
   };
