@@ -1335,6 +1335,11 @@ class EtpRuntime:
         Addresses, or 0 for no gradient of this rank; they are used by the next drain.
         """
 
+    def replicated_ranks(self) -> list[int]:
+        """
+        Of each replicated tensor, how many ranks gave a gradient at the last drain.
+        """
+
     def added(self) -> list[tuple[int, int, int]]: ...
 
     def drain(self) -> list[tuple[int, int, int]]: ...

@@ -40,6 +40,8 @@ def watch_backwards(models: Callable[[], Iterable[ShardedModel]]) -> None:
         if current_task() != NO_TASK:  # within another one
             return run_and_reduce(roots, *args, **kwargs)
         before = [(model, model.member.family, model.member.family.count()) for model in models()]
+        for model, *_ in before:
+            model.follow_whole()
         try:
             return run_and_reduce(roots, *args, **kwargs)
         except BaseException as error:

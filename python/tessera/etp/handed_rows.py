@@ -62,7 +62,7 @@ class HandedOver:
         """Throw if ranks would make different steps: of another class, with other numbers, or of gradients that they
         have not written alike. Collective."""
         kind = type(self._optimizer).__name__
-        settings = [_settings(group) for group in self._optimizer.param_groups]
+        settings = [settings_of(group) for group in self._optimizer.param_groups]
         for model, weights in self._updates:
             stamps = [stamp for weight in weights for stamp in self._stamps_of(weight)]
             depends = kind, settings, stamps, checksum_of(model), self._stamp
@@ -178,7 +178,7 @@ def _names_in(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_in, within))
 
 
-def _settings(group: dict[str, Any]) -> list[Any]:
+def settings_of(group: dict[str, Any]) -> list[Any]:
     """Return what a step depends on, as values whose repr is equal in all processes."""
     found: list[Any] = [len(group["params"])]
     for name, value in group.items():

@@ -322,6 +322,10 @@ class ShardedModel(Closing):
             with ExitStack() as shown:
                 try:
                     added = {number for number, *_ in meeting()}
+                    if self.replicated:
+                        ranks = self.runtime.replicated_ranks()
+                        for replicated in self.replicated:
+                            replicated.was_given(ranks)
                     add_beside_runtime(self)
                     for weight in self.weights:
                         weight.release()
@@ -513,6 +517,13 @@ class ShardedModel(Closing):
             yield
         finally:
             self.end_states()
+
+    def follow_whole(self) -> None:
+        """Have gradients of parameters that every rank has whole told in the backward that begins: they may have been
+        released since, or swapped."""
+        if self.idle and self.threads.trains_here():
+            for replicated in self.replicated:
+                replicated.follow()
 
     def follow_frozen(self) -> None:
         """Parameters may be frozen, and released, at any time between backwards."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,27 @@ class InPlaceOf(type):
 
     def __hash__(cls) -> int:
         return type.__hash__(_own_class(cls))
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        own = _own_class(cls)
+        return super().__instancecheck__(instance) if own is cls else isinstance(instance, own)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        own = _own_class(cls)
+        return super().__subclasscheck__(kind) if own is cls else issubclass(kind, own)
+
+
+def _itself(kind: type) -> type:
+    return kind
+
+
+def _reduce(kind: InPlaceOf) -> Any:
+    """Be the own class in a file."""
+    own = _own_class(kind)
+    return kind.__qualname__ if own is kind else (_itself, (own,))
+
+
+copyreg.pickle(InPlaceOf, _reduce)
 
 
 def _own_class(kind: Any) -> Any:
@@ -93,7 +115,7 @@ class ShardedLinear(Sharded, torch.nn.Linear):
         parameter = self._parameters.get("weight")
         if not isinstance(parameter, LogicalParameter):
             return super().forward(input)
-        return apply_linear(input, parameter, self._parameters.get("bias"), False)
+        return apply_linear(input, parameter, self.bias, False)
 
 
 @in_place_of(torch.nn.Embedding)
@@ -116,7 +138,7 @@ class ShardedConv1D(Sharded):
         parameter = self._parameters.get("weight")
         if not isinstance(parameter, LogicalParameter):
             return super().forward(x)  # type: ignore[no-any-return]
-        return apply_linear(x, parameter, self._parameters.get("bias"), True)
+        return apply_linear(x, parameter, cast(Any, self.bias), True)
 
 
 _kinds: dict[type, type] = {torch.nn.Linear: ShardedLinear, torch.nn.Embedding: ShardedEmbedding}

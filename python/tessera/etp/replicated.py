@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,18 +43,26 @@ class Replicated:
     def __init__(self, model: ShardedModel, name: str, parameter: torch.nn.Parameter) -> None:
         self.model = model
         self.name = name
-        self._number: int | None = None  # in the runtime; None: it does not know the dtype
-        if can_shard(parameter.dtype):
-            self._number = model.runtime.add_replicated(name, parameter.numel(), dtype_name(parameter.dtype))
         self.parameter = parameter
+        self._number: int | None = None  # in the runtime; None: it does not know the dtype
+        self._form: tuple[int, torch.dtype] = (0, parameter.dtype)  # which the runtime knows
+        self._add()
         self.hooks = PostHooks()
         self.tensor_hooks: OrderedDict[int, TensorHook] = OrderedDict()
         self._fresh = False  # .grad is of this backward only
+        self._ranks = 0  # that had a gradient in this backward
         self._before: torch.Tensor | None = None
         self._gradient: torch.Tensor | None = None
         self._sum: torch.Tensor | None = None
         self._handle: RemovableHandle | None = None
         parameter.etp_replicated = True  # type: ignore[attr-defined]
+
+    def _add(self) -> None:
+        """Add it to the runtime: as it is now, which an assignment of .data may have changed."""
+        parameter = self.parameter
+        self._form, self._number = (parameter.numel(), parameter.dtype), None
+        if can_shard(parameter.dtype):
+            self._number = self.model.runtime.add_replicated(self.name, parameter.numel(), dtype_name(parameter.dtype))
 
     def attach(self) -> None:
         """Autograd would call hooks before the other ranks' gradients are there: they are kept here. Their handles know
@@ -105,13 +113,20 @@ class Replicated:
 
     def register_tensor_hook(self, hook: TensorHook) -> RemovableHandle:
         """Register what is called with each backward's gradient of all ranks, and may return another one."""
+        if not self.parameter.requires_grad:  # as torch says
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         handle = RemovableHandle(self.tensor_hooks)
         self.tensor_hooks[handle.id] = hook
         return handle
 
     def follow(self) -> None:
-        """A parameter that wants no gradient takes no hook."""
-        if self._handle is None and self.parameter.requires_grad:
+        """Have this backward's gradient told. A parameter that wants no gradient takes no hook."""
+        attribute = self.parameter.__dict__.get("etp_replicated")
+        if self._handle is not None and (attribute is True or attribute is None or attribute() is not self):
+            self._handle.remove()  # torch.utils.swap_tensors() has given it the attributes and hooks of another one
+            self._handle = None
+            self.attach()
+        elif self._handle is None and self.parameter.requires_grad:
             self._handle = torch.Tensor.register_hook(self.parameter, self._arrives)  # type: ignore[no-untyped-call]
 
     def _arrives(self, _: torch.Tensor) -> None:
@@ -122,6 +137,10 @@ class Replicated:
 
     def give(self) -> None:
         parameter = self.parameter
+        if self._form != (parameter.numel(), parameter.dtype):
+            self._add()
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            parameter.grad = parameter.grad.to_dense()
         if self._fresh:
             self._fresh = False
             self._gradient, parameter.grad = parameter.grad, self._before
@@ -154,7 +173,12 @@ class Replicated:
 
     def take_sum(self, total: torch.Tensor | None) -> None:
         """Take what all ranks' gradients of this backward add up to, beside the runtime; None: no rank has one."""
-        self._sum = total
+        self._sum, self._ranks = total, int(total is not None)
+
+    def was_given(self, ranks: Sequence[int]) -> None:
+        """Note how many ranks had a gradient in this backward: `ranks` has it for each number of the runtime."""
+        if self._number is not None:
+            self._ranks = ranks[self._number]
 
     @property
     def fresh_gradient(self) -> torch.Tensor | None:
@@ -176,28 +200,18 @@ class Replicated:
         self._sum = self._gradient = self.parameter.grad = None
 
     def take(self) -> bool:
-        """Makes .grad of the sum; returns whether there is one."""
-        parameter, result, gradient = self.parameter, self._sum, self._gradient
+        """Make .grad of the sum, and tell whether a rank had a gradient."""
+        parameter, result = self.parameter, self._sum
         self._sum = self._gradient = None
-        if result is None:
+        if result is None or self._ranks == 0:
             return False
         if self._changes_sums:
-            result = self._changed(result, gradient is not None)
+            result = self.hooked(result * self.model.factor if self.model.rescales else result)
             if parameter.grad is not None:
                 parameter.grad.add_(result)
-                return gradient is not None
+                return True
         if parameter.grad is None:
-            if gradient is None and not bool(result.any()):
-                return False  # no rank had one
             parameter.grad = result
         elif parameter.grad.data_ptr() != result.data_ptr():
             parameter.grad.copy_(result)
-        return gradient is not None
-
-    def _changed(self, gradient: torch.Tensor, has_own: bool) -> torch.Tensor:
-        """Return what is to be added to .grad. `has_own`: this rank has had a gradient."""
-        if self.model.rescales:
-            gradient = gradient * self.model.factor
-        if not has_own and not bool(gradient.any()):
-            return gradient  # no rank had one
-        return self.hooked(gradient)
+        return True

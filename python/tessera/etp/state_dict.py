@@ -255,15 +255,21 @@ class _Update:
             self._model.end_update()
 
 
-def _require_same_entries(module: torch.nn.Module, model: ShardedModel, state: Mapping[str, Any], prefix: str) -> None:
-    """Throw if ranks do not load the same sharded weights, each of which is a call of all of them. Collective."""
+def _require_same_entries(
+    module: torch.nn.Module, model: ShardedModel, state: Mapping[str, Any], prefix: str, strict: bool
+) -> None:
+    """Throw if ranks do not load the same: sharded weights, each of which is a call of all of them, and, if `strict`,
+    any names, as torch would refuse some on one rank only. Collective."""
     if model.size == 1:
         return
     own = {
         name: _shape_in(state, prefix + name)
         for name, parameter in module.named_parameters(remove_duplicate=False)
-        if isinstance(parameter, LogicalParameter) and parameter.etp.model is model
+        if strict or (isinstance(parameter, LogicalParameter) and parameter.etp.model is model)
     }
+    if strict:
+        names = sorted(str(name) for name in state if str(name).startswith(prefix))
+        own.update((name.removeprefix(prefix), _shape_in(state, name)) for name in names)
     subject = "what load_state_dict() is given"
     told = json.dumps(own).encode()
     digests = model.core.exchange(subject, hashlib.blake2b(told, digest_size=16).digest())
@@ -271,10 +277,10 @@ def _require_same_entries(module: torch.nn.Module, model: ShardedModel, state: M
         return
     answers = json_of(model.core.exchange(subject, told), subject, lambda told: isinstance(told, dict))
     for rank, other in enumerate(answers):
-        for name in answers[0]:
-            entries = answers[0][name], other.get(name)
+        for name in {**answers[0], **other}:
+            entries = answers[0].get(name), other.get(name)
             if entries[0] != entries[1]:
-                words = ["no " + name if each is None else f"{name} of shape {tuple(each)}" for each in entries]
+                words = ["no tensor " + name if each is None else f"{name} of shape {tuple(each)}" for each in entries]
                 raise known(
                     MismatchError(
                         f"load_state_dict(): the state of rank 0 has {words[0]}, and that of rank {rank} has "
@@ -316,8 +322,8 @@ def watch_loading(root: torch.nn.Module, model: ShardedModel) -> list[RemovableH
     """Make one update of a load_state_dict() of a whole model."""
     update = _Update(model)
 
-    def load(module: torch.nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
-        _require_same_entries(module, model, state, prefix)
+    def load(module: torch.nn.Module, state: Mapping[str, Any], prefix: str, _: Any, strict: bool, *__: Any) -> None:
+        _require_same_entries(module, model, state, prefix, strict)
         update.begin(model.weights)
 
     return [

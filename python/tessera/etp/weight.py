@@ -227,6 +227,7 @@ class Weight(Matrix):
             model.require_alone(f"a read of {self.name} that asks all ranks")
             return self.part_from(self.values())
         phase = model.reading_phase()
+        self.follow_released()
         expects = phase is Phase.FORWARD and not (model.inline or self.frozen) and self._announced != model.micro_batch
         expects = expects and model.threads.trains_here()
         if expects:
@@ -341,6 +342,7 @@ class Weight(Matrix):
     def gather(
         self, phase: Phase, expects_backward: bool = False, version: int | None = None
     ) -> tuple[torch.Tensor, int]:
+        self.follow_released()
         if self.together is not None and version in (None, self.version) and self.model.threads.trains_here():
             return self.together.one(self.number, phase, expects_backward)
         return Matrix.gather(self, phase, expects_backward, version)
@@ -675,6 +677,13 @@ class Weight(Matrix):
         self.gradient = None
 
     # --- updates
+
+    def follow_released(self) -> None:
+        """Follow a weight that is trained again, where no forward of the root has told."""
+        if self.frozen and self.model.idle and self.model.threads.trains_here():
+            with DisableTorchFunctionSubclass():
+                if self.parameter.requires_grad:
+                    self.follow_frozen()
 
     def follow_frozen(self) -> None:
         """Called with torch functions of subclasses disabled."""

@@ -31,17 +31,20 @@ def checksum_of(model: ShardedModel) -> tuple[int, int]:
         return trained, checksum(tensor for _, tensor in _whole(model))
 
 
-def require_same_before(what: str, model: ShardedModel) -> None:
-    """Throw if they differ before what is called `what`. Collective."""
+def require_same_before(what: str, model: ShardedModel, settings: str = "") -> None:
+    """Throw if they, or the settings of a step, differ before what is called `what`. Collective."""
     if model.size == 1:
         return
-    own = json.dumps(checksum_of(model)).encode()
+    own = json.dumps([*checksum_of(model), zlib.crc32(settings.encode())]).encode()
     answers = model.core.exchange("what a step depends on", own)
     other = next((rank for rank, answer in enumerate(answers) if answer != answers[0]), None)
     if other is not None:
         refuse_difference_before(what, model)
         raise known(
-            MismatchError(f"{what}: ranks 0 and {other} do not have the same parameters; no weight was written")
+            MismatchError(
+                f"{what}: ranks 0 and {other} differ in parameters, or in a setting (lr, weight_decay, ...): give all "
+                "ranks the same; no weight was written"
+            )
         )
 
 
@@ -83,12 +86,11 @@ def _parameters(model: ShardedModel) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _whole(model: ShardedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what every rank has whole, and is trained or has a gradient."""
+    """Yield what every rank has whole."""
     for replicated in model.replicated:
         parameter = replicated.parameter
-        gradient = parameter.grad
-        for name, tensor in ((replicated.name, parameter), (f"the gradient of {replicated.name}", gradient)):
-            if tensor is not None and (parameter.requires_grad or gradient is not None) and is_plain_tensor(tensor):
+        for name, tensor in ((replicated.name, parameter), (f"the gradient of {replicated.name}", parameter.grad)):
+            if tensor is not None and is_plain_tensor(tensor):
                 yield name, tensor
 
 
