@@ -123,8 +123,10 @@ class Replicated:
         """Have this backward's gradient told. A parameter that wants no gradient takes no hook."""
         attribute = self.parameter.__dict__.get("etp_replicated")
         if self._handle is not None and (attribute is True or attribute is None or attribute() is not self):
-            self._handle.remove()  # torch.utils.swap_tensors() has given it the attributes and hooks of another one
+            # torch.utils.swap_tensors() has given it the attributes of another one, and what its hooks are called for.
+            self._handle.remove()
             self._handle = None
+            self.parameter._backward_hooks = None
             self.attach()
         elif self._handle is None and self.parameter.requires_grad:
             self._handle = torch.Tensor.register_hook(self.parameter, self._arrives)  # type: ignore[no-untyped-call]
@@ -139,14 +141,14 @@ class Replicated:
         parameter = self.parameter
         if self._form != (parameter.numel(), parameter.dtype):
             self._add()
-        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-            parameter.grad = parameter.grad.to_dense()
         if self._fresh:
             self._fresh = False
             self._gradient, parameter.grad = parameter.grad, self._before
             self._before = None
         elif not parameter.requires_grad:
             return
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            parameter.grad = parameter.grad.to_dense()
         if self._gradient is not None:
             self._gradient = self._gradient.to_dense() if self._gradient.is_sparse else self._gradient
             self._gradient = self._gradient.contiguous()

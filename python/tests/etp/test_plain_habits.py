@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -110,7 +111,11 @@ def classes_are_asked_for(model: Any, rank: int) -> Any:
     names = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
     same = [[kind == other for other in (torch.nn.Linear, torch.nn.Embedding, torch.nn.LayerNorm)] for kind in kinds]
     other = [kind != torch.nn.Linear for kind in kinds]
-    return _values(model), names, same, other, len(set(kinds)), str(model)
+    kind = type(model.up)
+    made = kind(3, 4)
+    files = [type(pickle.loads(pickle.dumps(each))).__name__ for each in (kind, made)]
+    inherits = isinstance(torch.nn.Linear(2, 2), kind), issubclass(torch.nn.LazyLinear, kind), isinstance(made, kind)
+    return _values(model), names, same, other, len(set(kinds)), str(model), files, inherits
 
 
 def trained(model: Any, rank: int) -> list[bytes]:
