@@ -50,8 +50,10 @@ TEXTS = {
     "another shape": "down.weight",
     "a hook": "not this one",
 }
-DIFFERENCES = {  # of what is sharded, which ranks compare before they write
-    "a missing sharded key": "the state of rank 0 has up.weight of shape (80, 32), and that of rank 1 has no up.weight",
+DIFFERENCES = {  # which ranks find before they write
+    "a missing key": "the state of rank 0 has up.bias of shape (80,), and that of rank 1 has no tensor up.bias",
+    "a missing sharded key": "the state of rank 0 has up.weight of shape (80, 32), and that of rank 1 has no tensor "
+    "up.weight",
     "another shape": "the state of rank 0 has down.weight of shape (32, 80), and that of rank 1 has down.weight of "
     "shape (2, 2)",
 }
