@@ -224,9 +224,9 @@ class Join:
         if told.get("write") is not None:
             decode(told["write"], self._parameters, self._gradients)
         groups = told.get("groups", [])
-        known = len(groups) == len(self._optimizer.param_groups) or "groups" not in told
+        fits = len(groups) == len(self._optimizer.param_groups) or "groups" not in told
         pairs = zip(groups, self._optimizer.param_groups, strict=False)
-        return known and all(set(group) <= set(own) and all(map(_is_plain, group.values())) for group, own in pairs)
+        return fits and all(set(group) <= set(own) and all(map(_is_plain, group.values())) for group, own in pairs)
 
     def _flags_of(self, model: ShardedModel) -> int:
         return len(model.weights) + len(model.replicated)

@@ -139,6 +139,7 @@ class Replicated:
 
     def give(self) -> None:
         parameter = self.parameter
+        self._ranks = 0
         if self._form != (parameter.numel(), parameter.dtype):
             self._add()
         if self._fresh:
