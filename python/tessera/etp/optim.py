@@ -29,7 +29,7 @@ from .parameter import LogicalParameter
 from .promise import Promise
 from .refusals import require_same_ranks
 from .replicated import is_replicated, replicated_of
-from .telling import collective, numbers_of
+from .telling import collective, families_in, numbers_of, telling
 from .weight import Weight
 from .whole_parameters import checksum, require_same_before
 
@@ -174,13 +174,35 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for known in changed:
             if known.watch.has_any_of(parameters):
                 known.watch.look()
-    if optimizer in _looked_at and getattr(type(optimizer).step, "in_batch", False):
-        return
+    if optimizer in _looked_at:
+        _tell_of_hooks(optimizer)
+        if getattr(type(optimizer).step, "in_batch", False):
+            return
     models = [model for model, _ in updates_of(optimizer)] or _models_of_whole(optimizer)
     if models:
         if optimizer not in _looked_at:
             _look_at(optimizer, models)
+            _tell_of_hooks(optimizer)
         _enter_step(type(optimizer))
+
+
+class _ToldHook:
+    """A hook that is called before a step, and whose error ends the step of the other ranks."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        with telling(f"a hook before {type(optimizer).__name__}.step()", families_in([optimizer])):
+            return self._hook(optimizer, args, kwargs)
+
+
+def _tell_of_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Follow the program's hooks: torch calls them behind this package's."""
+    hooks: Any = optimizer._optimizer_step_pre_hooks
+    for key, hook in hooks.items():
+        if not isinstance(hook, _ToldHook):
+            hooks[key] = _ToldHook(hook)
 
 
 def _enter_step(kind: type[torch.optim.Optimizer]) -> None:

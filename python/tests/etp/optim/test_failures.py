@@ -220,6 +220,43 @@ def test_a_closure_that_fails_on_one_rank_is_told_to_all(behind_the_backward: bo
     assert found[0][1] == found[1][1]
 
 
+def _in_a_hook(first: bool, rank: int) -> Any:
+    """Before the first step of the optimiser, or a later one."""
+    with etp.init_group(timeout=20) as group:
+        model = _sharded(group)
+        optimizer = torch.optim.AdamW(model.parameters())
+        refused = []
+        fails = Once()
+
+        def hook(*_: Any) -> None:
+            if rank == FAILING and fails.now():
+                raise MemoryError("out of memory")
+
+        if first:
+            optimizer.register_step_pre_hook(hook)
+        for step in range(3):
+            loss_of(model, rank).backward()
+            refused.append(_refused(optimizer.step)[1] if step == (0 if first else 1) else optimizer.step() or "")
+            optimizer.zero_grad()
+            if step == 0 and not first:
+                handle = optimizer.register_step_pre_hook(hook)
+        if not first:
+            handle.remove()
+            assert not optimizer._optimizer_step_pre_hooks
+        return refused, _weights(model)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_hook_before_a_step_that_fails_on_one_rank_is_told_to_all(first: bool) -> None:
+    found = launch(functools.partial(_in_a_hook, first), 2)
+    failed = 0 if first else 1
+    for rank, (refused, weights) in enumerate(found):
+        assert [bool(text) for text in refused] == [step == failed for step in range(3)]
+        assert "out of memory" in refused[failed]
+        assert refused[failed].startswith("rank ") is (rank != FAILING)
+        assert weights == found[0][1]
+
+
 # --- ranks whose steps differ
 
 
