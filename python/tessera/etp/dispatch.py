@@ -414,6 +414,16 @@ def _stays_sharded(store: Store, sharded: list[LogicalTensor], kwargs: dict[str,
     return (device is None or torch.device(device).type == "cpu") and layout in (None, torch.strided)
 
 
+_CONSTANTS = frozenset(("full_like", "ones_like", "zeros_like"))  # whose values no operand's decide
+
+
+def _like(value: Any) -> Any:
+    """Return memory of a tensor's shape."""
+    if not isinstance(value, LogicalTensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
 def _new_rows(
     func: Any,
     args: tuple[Any, ...],
@@ -434,9 +444,12 @@ def _new_rows(
     stores = [each.store for each in sharded]
     single = isinstance(made, torch.Tensor)
 
+    is_constant = name in _CONSTANTS
+    operands = _like if is_constant else _plain_of
+
     def again() -> torch.Tensor:
         with torch.no_grad():
-            return _call(func, _plain_of, args, kwargs)  # type: ignore[no-any-return]
+            return _call(func, operands, args, kwargs)  # type: ignore[no-any-return]
 
     held = store.held if not first.chain and len(sharded) == 1 else None
 
@@ -445,7 +458,7 @@ def _new_rows(
             return rows
         made = Store(store.model, spec, rows, rows.dtype, stride, stamp, held=held)
         made.blank = name == "empty_like"
-        recipe = Recipe(again, stores)
+        recipe = Recipe(again, () if is_constant else stores)
         made.recipe = recipe if single and recipe.depth <= Recipe.MOST else None
         return LogicalTensor.of(made)
 
@@ -592,7 +605,7 @@ def _whole(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(value, LogicalTensor):
             return value
         if facts_only:
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            return _like(value)
         if id(value) not in made:
             store = value.store
             expert = None if store in stores else value.expert()

@@ -94,8 +94,8 @@ def require_options(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[s
 
 def _missing(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> list[str]:
     """Return options that nobody would give the group: a class sets those that it has got later by itself, and torch
-    adds some to the defaults of an optimiser that is loaded, which are in no group."""
-    own = {option for each in optimizer.param_groups for option in each}
+    adds some to the defaults of an optimiser that is loaded, which only groups that are added later have."""
+    own = set.intersection(*[set(each) for each in optimizer.param_groups])
     missing = [option for option in optimizer.defaults if option not in group and option in own]
     if not missing:
         return []

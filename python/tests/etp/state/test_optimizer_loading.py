@@ -282,6 +282,23 @@ def test_an_optimiser_is_loaded_again() -> None:
     assert launch(_loads_twice, 2) == [[], []]
 
 
+def _loads_behind_a_new_group(rank: int) -> bool:
+    """torch adds to the defaults of an optimiser that is loaded, and gives them to groups that are added later."""
+    with etp.init_group(timeout=20) as group:
+        model = etp.shard_module_(built(), group)
+        optimizer = torch.optim.Adafactor(model.up.parameters())
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.add_param_group({"params": [model.down.weight]})
+        _step(model, optimizer, 0, rank)
+        wanted = _facts(optimizer.state_dict())
+        optimizer.load_state_dict(_filed(optimizer.state_dict()))
+        return bool(_facts(optimizer.state_dict()) == wanted)
+
+
+def test_an_optimiser_with_a_new_group_is_loaded_again() -> None:
+    assert launch(_loads_behind_a_new_group, 2) == [True, True]
+
+
 def _loads_with_one_row(rank: int) -> bool:
     """Rank 1 has one row, of the shape of col_var."""
     with etp.init_group(timeout=20) as group:

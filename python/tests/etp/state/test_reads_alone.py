@@ -313,6 +313,37 @@ def test_a_read_waits_for_an_update_that_is_under_way() -> None:
     assert launch(_waits, 2)[0]
 
 
+def _reads_first_states(rank: int, frozen: bool) -> list[bytes]:
+    """Of an optimiser that makes them in its constructor, before its first step, or of what it never steps."""
+    with etp.init_group(timeout=20) as group:
+        model = etp.shard_module_(built(), group)
+        optimizer = MAKERS["Adagrad"](model)
+        own = [
+            torch.full_like(model.up.weight, 3.0),
+            torch.zeros_like(model.emb.weight),
+            torch.ones_like(model.up.weight),
+        ]
+        if frozen:
+            model.up.weight.requires_grad_(False)
+            step(model, optimizer, 0, 2, rank)
+        alone = 1 - int(frozen)
+        found = []
+        if rank == alone:
+            torch.save(optimizer.state_dict(), io.BytesIO())
+            found = [as_bytes(each) for each in unpacked(packed(own))]
+            found.append(as_bytes(etp.whole(optimizer.state[model.up.weight]["sum"])))
+        torch.distributed.barrier()
+        return found
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_states_before_a_first_step_are_read_alone(frozen: bool) -> None:
+    shape, words = built().up.weight.shape, built().emb.weight.shape
+    wanted = [torch.full(shape, 3.0), torch.zeros(words), torch.ones(shape), torch.full(shape, 0.1)]
+    found = launch(functools.partial(_reads_first_states, frozen=frozen), 2)
+    assert found[1 - int(frozen)] == [as_bytes(each) for each in wanted]
+
+
 def _writes(rank: int) -> Any:
     """Writes outside of a step wait for readers, too."""
     with etp.init_group(timeout=20) as group:
