@@ -38,7 +38,7 @@ def _faults(size: int, seeds: range, plant: Callable[[], None] = _plant_nothing)
         plain = play(Run(size), seed)
         wrong += [f"program {seed} on {size} ranks: {text}" for text in differences(plain, list(outcomes))]
         if plain.error is None and outcomes[0].refused:
-            refused.append(f"program {seed}, in {outcomes[0].actions[-1]}: {outcomes[0].error}")
+            refused.append(f"program {seed}, behind {outcomes[0].actions}: {outcomes[0].error}")
     return wrong, refused
 
 
