@@ -392,7 +392,7 @@ class Runtime {
   // the same memory: it then gets the sum only. Null `gradient`: this rank has none, and wants the sum of the others.
   // Both live until the drain. Where no rank gives a gradient, `accumulated` is left as it is.
   void give_replicated(uint32_t replicated, const void* gradient, void* accumulated, DType accumulated_dtype);
-  // Of each replicated tensor, by its number: how many ranks gave a gradient at the last drain.
+  // Returns how many ranks gave a gradient at the last drain, for each replicated tensor by its number.
   std::vector<int> replicated_ranks() const;
   // Rounds whose fold has ended since they were last asked for. Never waits.
   std::vector<Added> added();

@@ -258,7 +258,7 @@ void bind_steps(nb::class_<Runtime>& bound) {
           nb::arg("replicated"), nb::arg("gradient"), nb::arg("accumulated"), nb::arg("accumulated_dtype"),
           "Addresses, or 0 for no gradient of this rank; they are used by the next drain.")
       .def("replicated_ranks", &Runtime::replicated_ranks,
-           "Of each replicated tensor, how many ranks gave a gradient at the last drain.")
+           "Return how many ranks gave a gradient at the last drain, for each replicated tensor.")
       .def("added", [](Runtime& runtime) { return tuples_of(runtime.added()); })
       .def(
           "drain", [](Runtime& runtime) { return tuples_of(runtime.drain()); }, released)

@@ -1337,7 +1337,7 @@ class EtpRuntime:
 
     def replicated_ranks(self) -> list[int]:
         """
-        Of each replicated tensor, how many ranks gave a gradient at the last drain.
+        Return how many ranks gave a gradient at the last drain, for each replicated tensor.
         """
 
     def added(self) -> list[tuple[int, int, int]]: ...

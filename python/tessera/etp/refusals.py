@@ -16,7 +16,7 @@ from .telling import numbers_of
 if TYPE_CHECKING:
     from .model import ShardedModel
 
-# Of parameters that are trained. Those that ranks have whole may be of any of them; others are sharded, too.
+# Dtypes of trained parameters: those that ranks have whole may be of any, sharded ones of some.
 REDUCED = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.complex128))
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel")
 

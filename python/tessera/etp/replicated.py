@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TensorHook = Callable[[torch.Tensor], Any]
 
-# What this package puts on a parameter.
+# Attributes that this package puts on a parameter.
 _ATTRIBUTES = ("register_post_accumulate_grad_hook", "register_hook", "__reduce_ex__")
 
 

@@ -1,5 +1,5 @@
-"""What ranks that have left a loop in etp.join() are told by those in it: operations in place, as text, which they make
-on their rows, and what every rank has whole."""
+"""Messages to ranks that have left a loop in etp.join(), from those in it: operations in place, as text, which they
+make on their rows, and the values of what every rank has whole."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from .digests import bytes_of
+from .refusals import REDUCED
 from .tensor import LogicalTensor
 
 _PLAIN = (bool, int, float, str, type(None))
 _MOST_DIMS = 8
+_DTYPES = {str(each).removeprefix("torch."): each for each in (*REDUCED, torch.int32, torch.int64, torch.bool)}
 _KINDS = ("parameter", "gradient")
 Told = dict[str, Any]
 
@@ -46,9 +48,10 @@ def _encoded(value: Any, places: dict[Any, tuple[str, int]]) -> Any:
     if isinstance(value, torch.Tensor):
         if id(value) in places:
             return {"of": list(places[id(value)])}
-        if value.numel() != 1 or value.is_complex():
+        dtype = str(value.dtype).removeprefix("torch.")
+        if value.numel() != 1 or value.is_complex() or dtype not in _DTYPES or value.dim() >= _MOST_DIMS:
             raise LookupError
-        return {"number": value.item(), "dtype": str(value.dtype).removeprefix("torch."), "dims": value.dim()}
+        return {"number": value.item(), "dtype": dtype, "dims": value.dim()}
     if isinstance(value, (list, tuple)):
         return [_encoded(each, places) for each in value]
     if not isinstance(value, _PLAIN):
@@ -73,8 +76,10 @@ def decode(told: Told, parameters: Sequence[torch.Tensor], gradients: Sequence[A
         if not isinstance(value, dict):
             return value
         if "of" not in value:
-            number = torch.tensor(value["number"], dtype=getattr(torch, value["dtype"]))
-            return number.view([1] * (value["dims"] % _MOST_DIMS))
+            number, dims = value["number"], value["dims"]
+            if not isinstance(number, (bool, int, float)) or dims not in range(_MOST_DIMS):
+                raise ValueError
+            return torch.full([1] * dims, number, dtype=_DTYPES[value["dtype"]])
         kind, place = value["of"]
         if place < 0:
             raise LookupError
@@ -86,34 +91,39 @@ def decode(told: Told, parameters: Sequence[torch.Tensor], gradients: Sequence[A
     return func, [decoded(each) for each in told["args"]], {key: decoded(each) for key, each in told["kwargs"].items()}
 
 
-def pack(tensors: Sequence[torch.Tensor]) -> bytes:
+def pack(parameters: Sequence[torch.Tensor]) -> bytes:
     """Return the values of parameters that every rank has whole, and of their gradients."""
     parts = []
-    for parameter in tensors:
+    for parameter in parameters:
         for value in (parameter, parameter.grad):
-            parts.append(b"\0" if value is None else b"\1" + bytes_of(value).numpy().tobytes())
+            parts.append(b"\0" if value is None else b"\1" + bytes_of(_dense(value)).numpy().tobytes())
     return b"".join(parts)
 
 
-def unpack(told: bytes, tensors: Sequence[torch.Tensor]) -> None:
-    """Take them from another rank. Throws ValueError for what cannot be theirs."""
+def unpack(told: bytes, parameters: Sequence[torch.Tensor]) -> None:
+    """Take them from another rank. Throws ValueError, before it writes, for what cannot be theirs."""
     at = 0
-    for parameter in tensors:
-        size = parameter.numel() * parameter.element_size()
-        values: list[torch.Tensor | None] = []
-        for _ in ("value", "gradient"):
-            has, at = told[at : at + 1], at + 1
-            if has == b"\1":
-                part, at = told[at : at + size], at + size
-                if len(part) != size:
-                    raise ValueError(f"{len(told)} bytes")
-                plain = torch.frombuffer(bytearray(part), dtype=parameter.dtype) if size else torch.empty(0)
-                values.append(plain.to(parameter.dtype).view(parameter.shape))
-            else:
-                values.append(None)
-        if values[0] is None:
+
+    def value_like(parameter: torch.Tensor) -> torch.Tensor | None:
+        nonlocal at
+        begin, at = at + 1, at + 1
+        if told[begin - 1 : begin] == b"\0":
+            return None
+        at += parameter.numel() * parameter.element_size()
+        if told[begin - 1 : begin] != b"\1" or at > len(told):
             raise ValueError(f"{len(told)} bytes")
-        parameter.data.copy_(values[0])
-        parameter.grad = values[1]
-    if at != len(told):
+        value = torch.empty(parameter.shape, dtype=parameter.dtype)
+        if value.numel() > 0:
+            bytes_of(value).copy_(torch.frombuffer(bytearray(told[begin:at]), dtype=torch.uint8))
+        return value
+
+    values = [(value_like(parameter), value_like(parameter)) for parameter in parameters]
+    if at != len(told) or any(value is None for value, _ in values):
         raise ValueError(f"{len(told)} bytes")
+    for parameter, (value, gradient) in zip(parameters, values, strict=True):
+        parameter.data.copy_(value)  # type: ignore[arg-type]
+        parameter.grad = gradient
+
+
+def _dense(value: torch.Tensor) -> torch.Tensor:
+    return value if value.layout is torch.strided else value.to_dense()

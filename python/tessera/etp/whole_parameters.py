@@ -1,5 +1,5 @@
-"""What ranks compare before a step beside what they write into sharded tensors: which parameters are trained, and those
-that every rank has whole (norms, biases), with their gradients.
+"""Comparison of parameters between ranks before a step, beside what they write into sharded tensors: which are trained,
+and those that every rank has whole (norms, biases), with their gradients.
 
 A program may write into these as into any plain tensor, and nobody meets for that: `if rank == 0: bias.zero_()` would
 leave each rank with a model of its own. Ranks compare one checksum in a meeting that the step has anyway, and look for
@@ -17,7 +17,7 @@ import torch
 from torch._C import DisableTorchFunctionSubclass
 
 from .._errors import MismatchError
-from .digests import bytes_of, is_plain_tensor
+from .digests import bytes_of, comparable_digest, is_plain_tensor
 from .telling import json_of, known
 
 if TYPE_CHECKING:
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 def checksum_of(model: ShardedModel) -> tuple[int, int]:
     """Return numbers that are equal on ranks that train the same parameters, and have the same whole ones."""
     with DisableTorchFunctionSubclass():
-        trained = zlib.crc32(bytes(each.requires_grad for _, each in _parameters(model)))
-        return trained, checksum(tensor for _, tensor in _whole(model))
+        trained = [each.requires_grad for _, each in _parameters(model)]
+        # A gradient's bytes do not say whose it is.
+        given = [replicated.parameter.grad is not None for replicated in model.replicated]
+        return zlib.crc32(bytes(trained + given)), checksum(tensor for _, tensor in _whole(model))
 
 
 def require_same_before(what: str, model: ShardedModel, settings: str = "") -> None:
@@ -90,16 +92,22 @@ def _whole(model: ShardedModel) -> Iterator[tuple[str, torch.Tensor]]:
     for replicated in model.replicated:
         parameter = replicated.parameter
         for name, tensor in ((replicated.name, parameter), (f"the gradient of {replicated.name}", parameter.grad)):
-            if tensor is not None and is_plain_tensor(tensor):
+            if tensor is not None:
                 yield name, tensor
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> int:
     """Return a sum of the bytes of tensors, quicker for all of a dtype at once than one by one."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
     total = 0
+    for tensor in tensors:
+        plain = tensor.detach()
+        if plain.layout is not torch.strided:
+            plain = plain.to_dense()
+        if is_plain_tensor(plain):
+            by_dtype.setdefault(plain.dtype, []).append(plain)
+        else:  # of another package's class
+            total = zlib.crc32(comparable_digest(plain).encode(), total)
     for listed in by_dtype.values():
         flat = torch._C._nn.flatten_dense_tensors(listed)
         total = zlib.crc32(bytes_of(flat).numpy().data, total)

@@ -35,7 +35,7 @@ class Model(torch.nn.Module):
 
 
 class Ranks:
-    """What a program knows of the ranks: this one, or all of them in one process."""
+    """The ranks whose inputs a program computes with: this one, or all of them in one process."""
 
     def __init__(self, size: int, rank: int | None) -> None:
         self.size, self.rank = size, rank
@@ -88,7 +88,7 @@ def _parametrized(layer: Any) -> None:
 
 
 def a_bias(change: Callable[[Any], None], model: Any, ranks: Ranks) -> Any:
-    """That is no parameter of its layer."""
+    """Train a layer whose bias is no parameter of it."""
     change(model.up)
     before = ranks.loss(lambda x, _: model(x), 9).detach()
     return [*_steps(model, ranks, lambda x, _: model(x)), before if ranks.rank is None else None]

@@ -89,7 +89,7 @@ def a_clamped_gradient(model: Any, loss: Losses) -> Any:
 
 
 def a_line_search(model: Any, loss: Losses) -> Any:
-    """Of an optimiser that has whole parameters only."""
+    """Step an optimiser that has whole parameters only."""
     optimizer = torch.optim.LBFGS([model.up.bias, model.down.bias], max_iter=4, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:
@@ -231,7 +231,7 @@ def test_parameters_of_other_dtypes_are_trained(size: int) -> None:
 
 
 class ByHand(torch.optim.Optimizer):
-    """Of the dispatcher."""
+    """A step that goes by the dispatcher."""
 
     def __init__(self, parameters: Any, lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -257,6 +257,17 @@ def _permuted(model: Any, rank: int) -> None:
 def _without_gradient(model: Any, rank: int) -> None:
     if rank == 0:
         model.norm.bias.grad = None
+
+
+def _exchanged(model: Any, rank: int) -> None:
+    """Give one gradient to one or the other of two parameters of one shape."""
+    first, second = model.norm.weight, model.norm.bias
+    gradient = torch.ones_like(first)
+    first.grad, second.grad = (gradient, None) if rank == 0 else (None, gradient)
+
+
+def _sparse(model: Any, rank: int) -> None:
+    model.norm.bias.grad = (model.norm.bias.grad.detach() * (1 + rank)).to_sparse()
 
 
 def _clipped(model: Any, rank: int) -> None:
@@ -288,6 +299,8 @@ DIFFERENCES: dict[str, tuple[Callable[[Any, int], None], str]] = {
     "a write": (_written, "up.bias differs between ranks 0 and 1, and is no sharded tensor, but whole on every rank"),
     "the same values elsewhere": (_permuted, "norm.weight differs between ranks 0 and 1"),
     "no gradient": (_without_gradient, "the gradient of norm.bias differs between ranks 0 and 1"),
+    "a gradient of another parameter": (_exchanged, "the gradient of norm.weight differs between ranks 0 and 1"),
+    "a sparse gradient": (_sparse, "the gradient of norm.bias differs between ranks 0 and 1"),
     "a clipped gradient": (_clipped, "the gradient of down.bias differs between ranks 0 and 1"),
     "a frozen norm": (_frozen, "norm.weight is frozen on rank 0 and trained on rank 1"),
     "a frozen weight": (_frozen_weight, "up.weight is frozen on rank 0 and trained on rank 1"),
@@ -368,13 +381,15 @@ def test_they_are_saved_as_plain_parameters_and_get_their_hooks_back() -> None:
 
 def _beside(averages: bool, rank: int) -> list[str]:
     head = built(lambda: torch.nn.Linear(24, 3))
+    table = torch.nn.Embedding(3, 3, sparse=True)
     loss = Losses(2, rank)
     with etp.init_group(timeout=60) as group, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = etp.shard_module_(built(Model), group, min_elements=256)
-        optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+        optimizer = torch.optim.SGD([*model.parameters(), *head.parameters(), *table.parameters()], lr=0.1)
         for step in range(2):
             loss(lambda x: head(model(x)).mean() + x, step).backward()
+            table(torch.tensor([1])).sum().backward()  # alike, and sparse
             for parameter in head.parameters() if averages else ():
                 torch.distributed.all_reduce(parameter.grad)
             optimizer.step()
@@ -386,4 +401,4 @@ def _beside(averages: bool, rank: int) -> list[str]:
 def test_gradients_beside_a_model_that_nobody_adds_are_warned_of(averages: bool) -> None:
     for told in launch(functools.partial(_beside, averages), 2):
         assert len(told) == (0 if averages else 1)
-        assert all("SGD holds 2 parameters, the first of shape (3, 24)" in text for text in told)
+        assert all("SGD holds 3 parameters, the first of shape (3, 24)" in text for text in told)

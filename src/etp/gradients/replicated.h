@@ -24,7 +24,7 @@ class ReplicatedGradients {
   void give(uint32_t replicated, const void* gradient, void* accumulated, DType accumulated_dtype);
   // Collective. Forgets what was given, also where it throws.
   void fold();
-  // Of each tensor, how many ranks gave a gradient at the last fold.
+  // Returns how many ranks gave a gradient at the last fold, for each tensor.
   std::vector<int> ranks() const;
   void forget();
   int64_t bytes() const;     // of the bucket

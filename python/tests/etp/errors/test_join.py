@@ -11,6 +11,7 @@ import pytest
 import torch
 from etp_wrong_calls import WIDTH, Model
 from tessera import etp
+from tessera.etp import told_writes
 from torch_ranks import launch
 
 BATCHES = {2: (3, 7), 3: (0, 7, 3)}
@@ -222,3 +223,41 @@ def test_a_step_that_ranks_that_have_left_cannot_make_is_refused_on_all(kind: st
     told = launch(functools.partial(_closes, kind), 2)
     assert told[1].startswith(f"etp.join(): {text}")
     assert told[0].startswith(f"rank 1: etp.join(): {text}")
+
+
+STRANGE: dict[str, dict[str, Any]] = {
+    "no operation": {"operation": "aten::no_such_.Scalar", "args": [], "kwargs": {}},
+    "one that writes nothing": {"operation": "aten::mul.Tensor", "args": [], "kwargs": {}},
+    "another package's": {"operation": "prims::copy_to", "args": [], "kwargs": {}},
+    "no parameter": {"operation": "aten::zero_", "args": [{"of": ["parameter", 7]}], "kwargs": {}},
+    "one from behind": {"operation": "aten::zero_", "args": [{"of": ["parameter", -1]}], "kwargs": {}},
+    "no gradient": {"operation": "aten::zero_", "args": [{"of": ["gradient", 0]}], "kwargs": {}},
+    "a state": {"operation": "aten::zero_", "args": [{"of": ["state", 0]}], "kwargs": {}},
+    "a dtype": {"operation": "aten::zero_", "args": [{"number": 1, "dtype": "load", "dims": 0}], "kwargs": {}},
+    "dims": {"operation": "aten::zero_", "args": [{"number": 1, "dtype": "float32", "dims": 10**9}], "kwargs": {}},
+    "numbers": {"operation": "aten::zero_", "args": [{"number": [1, 2], "dtype": "float32", "dims": 1}], "kwargs": {}},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_an_operation_that_cannot_be_is_not_made(what: str) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises((LookupError, AttributeError, TypeError, ValueError)):
+        told_writes.decode(STRANGE[what], [parameter], [None])
+
+
+def test_values_that_cannot_be_are_not_written() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(shape, dtype=torch.bfloat16)) for shape in ((2, 3), (), (0,))]
+    parameters[1].grad = torch.full((), 2.0, dtype=torch.bfloat16)
+    told = told_writes.pack(parameters)
+    others = [torch.nn.Parameter(torch.zeros_like(each)) for each in parameters]
+    for strange in (b"", told[:-1], told + b"\0", b"\0" + told[1:], b"\7" + told[1:]):
+        with pytest.raises(ValueError, match="bytes"):
+            told_writes.unpack(strange, others)
+        assert not any(bool(each.any()) for each in others)
+    told_writes.unpack(told, others)
+    for one, other in zip(parameters, others, strict=True):
+        assert torch.equal(one, other)
+        assert (one.grad is None) is (other.grad is None)
+    assert torch.equal(parameters[1].grad, others[1].grad)  # type: ignore[arg-type]

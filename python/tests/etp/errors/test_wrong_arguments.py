@@ -16,7 +16,7 @@ from torch_ranks import launch
 
 
 class Things:
-    """What calls are made with."""
+    """A group, a model and its optimiser, for calls."""
 
     def __init__(self) -> None:
         self.group = etp.init_group(timeout=20)

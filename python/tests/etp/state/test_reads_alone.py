@@ -314,7 +314,7 @@ def test_a_read_waits_for_an_update_that_is_under_way() -> None:
 
 
 def _reads_first_states(rank: int, frozen: bool) -> list[bytes]:
-    """Of an optimiser that makes them in its constructor, before its first step, or of what it never steps."""
+    """Read states that a constructor has made: before the first step, or of a weight that is never stepped."""
     with etp.init_group(timeout=20) as group:
         model = etp.shard_module_(built(), group)
         optimizer = MAKERS["Adagrad"](model)
