@@ -219,3 +219,26 @@ def test_numbers_are_those_of_one_process(runs: tuple[int, list[Any]], name: str
                 continue
             torch.testing.assert_close(value, right, rtol=0.05 if loose else 1e-3, atol=2e-2 if loose else 2e-5)
             assert torch.equal(value, first)
+
+
+def _constructed_runs(rank: int) -> list[tuple[float, float]]:
+    """Prune all of a bias, or of a norm's weight, of layers that are constructed sharded."""
+    found = []
+    with etp.init_group(timeout=60) as group:
+        for kind, name in ((etp.Linear, "bias"), (etp.LayerNormLinear, "layer_norm_weight")):
+            torch.manual_seed(0)
+            layer = kind(WIDTH, HIDDEN, etp_group=group)
+            with torch.no_grad():
+                getattr(layer, name).fill_(1.0)
+            x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(rank))
+            torch.nn.utils.prune.l1_unstructured(layer, name, amount=1.0)
+            out = layer(x)
+            out.sum().backward()
+            plain = x @ etp.whole(layer.weight).T if name == "bias" else layer.bias.expand(3, -1)
+            found.append((float((out - plain).abs().max()), float(getattr(layer, f"{name}_orig").grad.abs().max())))
+    return found
+
+
+def test_pruned_parts_of_constructed_layers_are_used() -> None:
+    for found in launch(_constructed_runs, 2):
+        assert all(difference < 1e-5 and gradient == 0 for difference, gradient in found)

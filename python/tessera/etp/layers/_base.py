@@ -331,7 +331,7 @@ class Layer(Constructed):
         return self._weights_named(self._declared)
 
     def _weights_named(self, names: Any) -> list[Weight]:
-        found = [self._parameters[name] for name in names]
+        found = [self._parameters.get(name) for name in names]
         return [each.etp for each in found if isinstance(each, LogicalParameter)]
 
     # --- forward
@@ -354,6 +354,10 @@ class Layer(Constructed):
             return apply_linear(x, parameter, bias, False)
         assert parameter is not None
         return torch.nn.functional.linear(x, parameter, bias)
+
+    def _value(self, name: str) -> Any:
+        """Return a bias, or a norm's parameter: pruning and parametrizations put other tensors in its place."""
+        return getattr(self, name)
 
     def _linear(
         self, x: torch.Tensor, name: str, bias: torch.Tensor | None, mode: str | None, apart: bool = False

@@ -151,11 +151,11 @@ class GroupedLinear(Layer):
         self._begin(is_first_microbatch)
         x = inp.reshape(-1, inp.shape[-1])
         splits = self._splits(m_splits, x.shape[0])
-        biases = [self._parameters[name] for name in self._biases]
+        biases = [self._value(name) for name in self._biases]
         added = [] if self.return_bias else biases
-        out = self._products(x, splits, added)  # type: ignore[arg-type]
+        out = self._products(x, splits, added)
         out = out.view(*inp.shape[:-1], out.shape[1])
-        return (out, biases) if self.return_bias else out  # type: ignore[return-value]
+        return (out, biases) if self.return_bias else out
 
     def _splits(self, m_splits: Sequence[int], tokens: int) -> list[int]:
         given = elements(f"{self.name}: m_splits", m_splits, "the number of tokens of each expert")

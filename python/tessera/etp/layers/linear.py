@@ -83,7 +83,7 @@ class Linear(Layer):
                 is collective. None and False: its first use after the update does.
         """
         self._begin(is_first_microbatch)
-        return self._linear(inp, "weight", self._parameters["bias"], self.parallel_mode, self.return_bias)
+        return self._linear(inp, "weight", self._value("bias"), self.parallel_mode, self.return_bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"

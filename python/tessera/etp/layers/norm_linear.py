@@ -33,13 +33,13 @@ class NormLayer(Layer):
             self.register_parameter("layer_norm_bias", None)
 
     def _normed(self, x: torch.Tensor) -> torch.Tensor:
-        gamma = self._tp.whole(self._parameters["layer_norm_weight"])
+        gamma = self._tp.whole(self._value("layer_norm_weight"))
         assert gamma is not None
         if self.zero_centered_gamma:
             gamma = gamma + 1
         if self.normalization == "RMSNorm":
             return F.rms_norm(x, (self._features,), gamma, self.eps)
-        return F.layer_norm(x, (self._features,), gamma, self._tp.whole(self._parameters["layer_norm_bias"]), self.eps)
+        return F.layer_norm(x, (self._features,), gamma, self._tp.whole(self._value("layer_norm_bias")), self.eps)
 
 
 def _with_norm(out: Output, normed: torch.Tensor | None) -> Any:
@@ -102,7 +102,7 @@ class LayerNormLinear(NormLayer):
         asked for. is_first_microbatch as Linear's."""
         self._begin(is_first_microbatch)
         normed = self._normed(inp)
-        out = self._linear(normed, "weight", self._parameters["bias"], self.parallel_mode, self.return_bias)
+        out = self._linear(normed, "weight", self._value("bias"), self.parallel_mode, self.return_bias)
         return _with_norm(out, normed if self.return_layernorm_output else None)
 
     def extra_repr(self) -> str:
@@ -170,14 +170,14 @@ class LayerNormMLP(NormLayer):
         """[..., hidden_size] of [..., hidden_size]; tuples and is_first_microbatch as LayerNormLinear's."""
         self._begin(is_first_microbatch)
         normed = self._normed(inp)
-        inner = self._linear(normed, "fc1_weight", self._parameters["fc1_bias"], "column")
+        inner = self._linear(normed, "fc1_weight", self._value("fc1_bias"), "column")
         assert isinstance(inner, torch.Tensor)
         if self.activation == "swiglu":
             gate, rest = inner.chunk(2, -1)
             inner = F.silu(gate) * rest
         else:
             inner = F.gelu(inner, approximate="tanh")
-        out = self._linear(inner, "fc2_weight", self._parameters["fc2_bias"], "row", self.return_bias)
+        out = self._linear(inner, "fc2_weight", self._value("fc2_bias"), "row", self.return_bias)
         return _with_norm(out, normed if self.return_layernorm_output else None)
 
     def extra_repr(self) -> str:
