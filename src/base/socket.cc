@@ -10,6 +10,7 @@
 #include <sys/time.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <charconv>
 #include <memory>
 
@@ -110,10 +111,13 @@ HostPort parse_host_port(std::string_view text) {
   } else if (host.find(':') != std::string_view::npos) {
     fail(ErrorCode::kInvalidArgument, "'{}': write an IPv6 address in brackets, [::1]:7070"_message, text);
   }
+  // A bracket, a space or a control character is in no name of a host; at a zero the resolver would cut it.
+  const bool strange = std::ranges::any_of(
+      host, [](char c) { return c == '[' || c == ']' || static_cast<unsigned char>(c) <= ' ' || c == '\x7f'; });
   HostPort parsed{.host = std::string(host)};
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(end - (text.size() - std::min(colon + 1, text.size())), end, parsed.port);
-  if (host.empty() || colon == std::string_view::npos || error != std::errc() || stop != end)
+  if (host.empty() || strange || colon == std::string_view::npos || error != std::errc() || stop != end)
     fail(ErrorCode::kInvalidArgument, "'{}' is not HOST:PORT with a port of 0 to 65535, such as 127.0.0.1:7070"_message,
          text);
   return parsed;

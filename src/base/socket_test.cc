@@ -49,9 +49,11 @@ TEST(HostPortTest, ParsesAndPrints) {
 }
 
 TEST(HostPortTest, QuotesWhatIsWrong) {
-  for (const char* text :
-       {"", "host", ":80", "host:", "host:x", "host:65536", "host:-1", "host:80x", "::1:80", "[]:80"})
+  for (const char* text : {"", "host", ":80", "host:", "host:x", "host:65536", "host:-1", "host:80x", "::1:80", "[]:80",
+                           "[[host]]:80", "[host:80", "host]:80", "a host:80"})
     EXPECT_THAT(error_of([&] { parse_host_port(text); }), HasSubstr(fmt::format("'{}'", text)));
+  EXPECT_THAT(error_of([] { parse_host_port(std::string_view("127.0.0.1\0.example:80", 22)); }),
+              HasSubstr("is not HOST:PORT"));
 }
 
 TEST_F(SocketTest, TcpCarriesBytesBothWays) {
