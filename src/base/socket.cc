@@ -14,6 +14,7 @@
 #include <charconv>
 #include <memory>
 
+#include "base/escape.h"
 #include "base/fail.h"
 
 namespace tessera {
@@ -109,7 +110,7 @@ HostPort parse_host_port(std::string_view text) {
   if (host.starts_with('[') && host.ends_with(']')) {
     host = host.substr(1, host.size() - 2);
   } else if (host.find(':') != std::string_view::npos) {
-    fail(ErrorCode::kInvalidArgument, "'{}': write an IPv6 address in brackets, [::1]:7070"_message, text);
+    fail(ErrorCode::kInvalidArgument, "'{}': write an IPv6 address in brackets, [::1]:7070"_message, printable(text));
   }
   // A bracket, a space or a control character is in no name of a host; at a zero the resolver would cut it.
   const bool strange = std::ranges::any_of(
@@ -119,7 +120,7 @@ HostPort parse_host_port(std::string_view text) {
   const auto [stop, error] = std::from_chars(end - (text.size() - std::min(colon + 1, text.size())), end, parsed.port);
   if (host.empty() || strange || colon == std::string_view::npos || error != std::errc() || stop != end)
     fail(ErrorCode::kInvalidArgument, "'{}' is not HOST:PORT with a port of 0 to 65535, such as 127.0.0.1:7070"_message,
-         text);
+         printable(text));
   return parsed;
 }
 
