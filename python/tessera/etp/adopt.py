@@ -21,10 +21,10 @@ from .choice import Chosen
 from .digests import comparable_digest
 from .making import can_reduce
 from .model import ShardedModel
+from .module_states import watch_states
 from .parameter import LogicalParameter
 from .refusals import kind_refused
 from .replicated import Replicated
-from .state_dict import watch_states
 from .structure import Place, Structure, can_swap, is_script, places_in, swap
 from .telling import answers_of, json_of, known, told_of
 from .weight import Weight

@@ -13,9 +13,9 @@ from torch.utils.hooks import RemovableHandle
 from .._errors import InvalidArgumentError
 from .attention import attentive_class
 from .compile import leave_out_of_graphs, left_out
+from .module_states import watch_loading, watch_states
 from .modules import Sharded, has_group, unsharded_class
 from .parameter import LogicalParameter
-from .state_dict import watch_loading, watch_states
 from .structure import Structure, changes, in_functional_call
 from .tensor import lasting
 from .uses import refuse_transforms

@@ -21,6 +21,8 @@ from .tensor import LogicalTensor, is_sharded
 from .weight import Weight, torchs_grad
 
 _torchs_hooks: Any = torch.Tensor._backward_hooks
+# gradient_hooks.py replaces it.
+_register_post_hook: Callable[..., RemovableHandle] = torch.Tensor.register_post_accumulate_grad_hook
 _makes_parameters = torch.nn.Parameter.__new__.__code__
 _CUTS = (torch.chunk, torch.Tensor.chunk)
 
@@ -147,7 +149,7 @@ class LogicalParameter(LogicalTensor, torch.nn.Parameter):
         """`hook(parameter)` is called once a backward, after the reduced gradient has been added to .grad."""
         if self.etp.model.inline:
             with DisableTorchFunctionSubclass():
-                return super().register_post_accumulate_grad_hook(hook)  # type: ignore[no-any-return, no-untyped-call]
+                return _register_post_hook(self, hook)
         return self.etp.hooks.register(hook)
 
     def register_grad_accum_hook(self, node: Any, hook: Callable[..., None]) -> RemovableHandle:

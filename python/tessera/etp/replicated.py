@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 TensorHook = Callable[[torch.Tensor], Any]
 
-# Attributes that this package puts on a parameter.
-_ATTRIBUTES = ("register_post_accumulate_grad_hook", "register_hook", "__reduce_ex__")
+_register_hook: Callable[..., RemovableHandle] = torch.Tensor.register_hook  # which gradient_hooks.py replaces
 
 
 def is_replicated(parameter: torch.Tensor) -> bool:
@@ -74,8 +73,6 @@ class Replicated:
         if parameter._post_accumulate_grad_hooks:
             self.hooks = PostHooks(parameter._post_accumulate_grad_hooks)
             parameter._post_accumulate_grad_hooks = OrderedDict()  # None would leave autograd the old one
-        parameter.register_post_accumulate_grad_hook = self.hooks.register
-        parameter.register_hook = self.register_tensor_hook
         parameter.__dict__["__reduce_ex__"] = self._reduce
         self.follow()
 
@@ -99,8 +96,7 @@ class Replicated:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-        for name in _ATTRIBUTES:
-            self.parameter.__dict__.pop(name, None)
+        self.parameter.__dict__.pop("__reduce_ex__", None)
         if self.hooks:
             self.parameter._post_accumulate_grad_hooks = self.hooks.entries
         if self.tensor_hooks:
@@ -129,7 +125,7 @@ class Replicated:
             self.parameter._backward_hooks = None
             self.attach()
         elif self._handle is None and self.parameter.requires_grad:
-            self._handle = torch.Tensor.register_hook(self.parameter, self._arrives)  # type: ignore[no-untyped-call]
+            self._handle = _register_hook(self.parameter, self._arrives)
 
     def _arrives(self, _: torch.Tensor) -> None:
         self.model.enter_backward()

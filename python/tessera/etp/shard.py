@@ -18,6 +18,7 @@ from .compile import leave_out_of_graphs, uncompiled
 from .config import is_inline
 from .copying import Copier
 from .experts import expert_lists, gather_together
+from .gradient_hooks import watch_gradient_hooks
 from .group import Group
 from .making import (
     add_stack,
@@ -31,6 +32,7 @@ from .making import (
 )
 from .meta import Init, is_on_meta, materialise
 from .model import ShardedModel
+from .module_states import watch_ties
 from .modules import Constructed, has_group, only_reads, put, sharded_class, unsharded_class
 from .moves import watch_moves
 from .optim import watch_optimizers
@@ -38,7 +40,6 @@ from .parameter import LogicalParameter
 from .plain_tensors import watch_plain_tensors
 from .refusals import require_module, require_shardable
 from .replicated import Replicated
-from .state_dict import watch_ties
 from .state_loading import watch_loads
 from .state_names import note_names
 from .structure import is_script
@@ -191,6 +192,7 @@ def shard_module_(
         sharded.watch.begin(model)
         watch_optimizers()
         watch_plain_tensors()
+        watch_gradient_hooks()
         watch_loads()
         watch_ties()
         watch_wrappers()

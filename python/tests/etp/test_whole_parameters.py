@@ -88,6 +88,36 @@ def a_clamped_gradient(model: Any, loss: Losses) -> Any:
     return [*(etp.whole(each.grad) for each in model.parameters()), torch.tensor(list(seen.values()))]
 
 
+def hooks_of_several(model: Any, loss: Losses) -> Any:
+    """One hook for weights, whole parameters and what no backward reaches."""
+    seen: list[torch.Tensor] = []
+    unused = torch.ones(1, requires_grad=True)
+
+    def look(gradients: Any) -> None:
+        assert gradients[-1] is None
+        seen.extend(etp.whole(each).detach().clone() for each in gradients[:-1])
+
+    parameters = [*model.parameters(), unused]
+    handle = torch.autograd.graph.register_multi_grad_hook(parameters, look)
+    any_of = torch.autograd.graph.register_multi_grad_hook(parameters, lambda _: seen.append(torch.ones(1)), mode="any")
+    for step in range(2):
+        loss(model, step).backward()
+    handle.remove()
+    any_of.remove()
+    loss(model, 2).backward()
+    assert len(seen) == 2 * len(parameters)
+    return sorted(seen, key=lambda each: (each.shape, float(each.sum())))
+
+
+def hooks_by_unbound_methods(model: Any, loss: Losses) -> Any:
+    seen: list[torch.Tensor] = []
+    for each in model.parameters():
+        torch.Tensor.register_hook(each, lambda gradient: gradient * 3)
+        torch.Tensor.register_post_accumulate_grad_hook(each, lambda p: seen.append(etp.whole(p.grad).detach().clone()))
+    loss(model).backward()
+    return sorted(seen, key=lambda each: (each.shape, float(each.sum())))
+
+
 def a_line_search(model: Any, loss: Losses) -> Any:
     """Step an optimiser that has whole parameters only."""
     optimizer = torch.optim.LBFGS([model.up.bias, model.down.bias], max_iter=4, line_search_fn="strong_wolfe")
@@ -121,7 +151,14 @@ def a_penalty_of_gradients(model: Any, loss: Losses) -> Any:
 
 DEFERRED: dict[str, Program] = {
     each.__name__: each
-    for each in (gradients_of_biases, a_gradient_of_what_one_rank_uses, a_clamped_gradient, a_line_search)
+    for each in (
+        gradients_of_biases,
+        a_gradient_of_what_one_rank_uses,
+        a_clamped_gradient,
+        hooks_of_several,
+        hooks_by_unbound_methods,
+        a_line_search,
+    )
 }
 INLINE = {**DEFERRED, **{each.__name__: each for each in (an_inner_step, a_penalty_of_gradients)}}
 

@@ -16,9 +16,9 @@ from ..group import Group
 from ..main_grad import main_grad_of
 from ..making import add_weight, digest_of, is_plain, require_same_digests
 from ..model import ShardedModel
+from ..module_states import watch_parts, watch_ties
 from ..modules import Constructed, apply_linear
 from ..parameter import LogicalParameter
-from ..state_dict import watch_parts, watch_ties
 from ..views import update
 from ..weight import Weight, can_shard
 from ._runtime import LayersModel, Policy

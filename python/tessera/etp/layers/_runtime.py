@@ -11,14 +11,15 @@ from contextlib import contextmanager
 import torch
 
 from ..compile import leave_out_of_graphs
+from ..gradient_hooks import watch_gradient_hooks
 from ..group import Group
 from ..making import make_runtime
 from ..model import ShardedModel
+from ..module_states import watch_ties
 from ..module_watch import ModuleWatch
 from ..optim import watch_optimizers
 from ..plain_tensors import watch_plain_tensors
 from ..replicated import Replicated
-from ..state_dict import watch_ties
 from ..state_loading import watch_loads
 from ..weight import Weight
 from ..wrappers import watch_wrappers
@@ -92,6 +93,7 @@ class LayersModel(ShardedModel):
         group.finish(member)
         watch_optimizers()
         watch_plain_tensors()
+        watch_gradient_hooks()
         watch_loads()
         watch_ties()
         watch_wrappers()

@@ -118,3 +118,29 @@ def test_a_load_that_fails_is_told_to_all(failures: list[Any], what: str, format
         assert ("rank 1: " in told[0]) is not everywhere
         assert not re.match(r"rank \d", told[1])
     assert found[0][1] == found[1][1]  # the weights behind the next load and a step
+
+
+class Normed(torch.nn.Module):
+    """A whole parameter that torch would assign before it comes to a sharded one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(32)
+        self.down = torch.nn.Linear(32, 32)
+
+
+def _assign(rank: int) -> Any:
+    with etp.init_group(timeout=20) as group:
+        model = etp.shard_module_(built(Normed), group, min_elements=256)
+        before = model.norm.weight, model.norm.weight.detach().clone()
+        state = {name: torch.ones_like(each) for name, each in built(Normed).state_dict().items()}
+        told = _error_of(lambda: model.load_state_dict(state, assign=True))
+        assert model.norm.weight is before[0] and torch.equal(*before)
+        model.load_state_dict({"norm.weight": state["norm.weight"]}, strict=False, assign=True)  # of no sharded one
+        return told, [as_bytes(etp.whole(each)) for each in model.parameters()]
+
+
+def test_a_refused_assignment_replaces_nothing() -> None:
+    found = launch(_assign, SIZE)
+    assert found[0] == found[1]
+    assert "down.weight is sharded, and load_state_dict(assign=True) would replace its memory" in found[0][0][1]
