@@ -29,17 +29,17 @@ class InPlaceOf(type):
     stands for, and has its name: programs ask `type(module) == nn.Linear`, or look classes up."""
 
     def __eq__(cls, other: object) -> bool:
-        return _own_class(cls) is _own_class(other)
+        return unsharded_class(cls) is unsharded_class(other)
 
     def __hash__(cls) -> int:
-        return type.__hash__(_own_class(cls))
+        return type.__hash__(unsharded_class(cls))
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        own = _own_class(cls)
+        own = unsharded_class(cls)
         return super().__instancecheck__(instance) if own is cls else isinstance(instance, own)
 
     def __subclasscheck__(cls, kind: type) -> bool:
-        own = _own_class(cls)
+        own = unsharded_class(cls)
         return super().__subclasscheck__(kind) if own is cls else issubclass(kind, own)
 
 
@@ -49,14 +49,15 @@ def _itself(kind: type) -> type:
 
 def _reduce(kind: InPlaceOf) -> Any:
     """Be the own class in a file."""
-    own = _own_class(kind)
+    own = unsharded_class(kind)
     return kind.__qualname__ if own is kind else (_itself, (own,))
 
 
 copyreg.pickle(InPlaceOf, _reduce)
 
 
-def _own_class(kind: Any) -> Any:
+def unsharded_class(kind: Any) -> Any:
+    """Return what shard_module_() made the class from; the class itself of modules that it leaves as they are."""
     return kind.__dict__.get("unsharded", kind) if isinstance(kind, InPlaceOf) else kind
 
 
@@ -150,11 +151,6 @@ def sharded_class(module: torch.nn.Module) -> type | None:
     if kind not in _kinds and (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D"):
         _kinds[kind] = in_place_of(kind)(InPlaceOf("ShardedConv1D", (ShardedConv1D, kind), {}))
     return _kinds.get(kind)
-
-
-def unsharded_class(kind: type) -> type:
-    """What shard_module_() made the class from; the class itself of modules that it leaves as they are."""
-    return getattr(kind, "unsharded", kind)
 
 
 def only_reads(module: torch.nn.Module, name: str) -> bool:

@@ -3,6 +3,7 @@ of torch.distributed, DLPack, inference mode, other models; and copies that one 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -118,6 +119,26 @@ def classes_are_asked_for(model: Any, rank: int) -> Any:
     return _values(model), names, same, other, len(set(kinds)), str(model), files, inherits
 
 
+def a_layer_of_a_derived_class(model: Any, rank: int) -> Any:
+    """As adapters and quantisers wrap what they find."""
+
+    class Doubled(type(model.up)):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    layer = Doubled(model.up.in_features, model.up.out_features)
+    layer.load_state_dict(model.up.state_dict())
+    model.up = layer
+    with torch.no_grad():
+        loss = float(loss_of(model, 5))
+    values = trained(model, rank)
+    with contextlib.ExitStack() as opened:
+        if isinstance(model.down.weight, etp.LogicalTensor):
+            opened.enter_context(etp.summon(model))
+        names = type(model.up).__name__, type(model.up) == torch.nn.Linear, isinstance(model.up, Doubled)  # noqa: E721
+    return loss, values, names
+
+
 def trained(model: Any, rank: int) -> list[bytes]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     loss_of(model, 5).backward()
@@ -130,6 +151,7 @@ HABITS: dict[str, Habit] = {
     for habit in (
         plain_parameter_takes_data, averaged_weights_are_swapped_in_and_out, gradients_are_averaged_by_hand,
         weights_are_gathered_into, memory_by_dlpack, copied_in_inference_mode, classes_are_asked_for,
+        a_layer_of_a_derived_class,
     )
 }  # fmt: skip
 
