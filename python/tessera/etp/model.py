@@ -77,6 +77,7 @@ class ShardedModel(Closing):
         self.member = member
         self.size = member.core.size  # ranks of all replicas
         self.joining: Any = None  # a loop in etp.join(): Join
+        self.is_unsharded = False  # its module has plain parameters in the place of these
         self.rescales = False  # gradients of each backward are multiplied by `factor`
         self.factor = 1.0
         self._unmet = False  # the last backward's gradients have not been added

@@ -112,6 +112,11 @@ def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
                     weight = parameter.etp
                     if weight.parameter is not parameter:  # another one has taken its place in the model
                         continue
+                    if weight.model.is_unsharded:
+                        raise InvalidArgumentError(
+                            f"{type(optimizer).__name__} was made before etp.unshard_() and holds {weight.name} as it "
+                            "was sharded, which no model uses now: make optimisers after unshard_()"
+                        )
                     found.setdefault(weight.model.number, (weight.model, []))[1].append(weight)
                 elif parameter.grad is None and "sharded_as" in parameter.__dict__:
                     raise InvalidArgumentError(

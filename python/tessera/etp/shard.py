@@ -304,6 +304,7 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
         put(module, name, full[parameter.etp])
         module.__class__ = unsharded_class(type(module))
     sharded.watch.end()
+    sharded.is_unsharded = True
     sharded.close()
     sharded.core.close()
     return given

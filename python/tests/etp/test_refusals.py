@@ -84,6 +84,13 @@ def gradients_by_name() -> None:
     torch.func.grad(lambda each: torch.func.functional_call(model, each, (batch(0)[0],)).sum())(weights)
 
 
+def stepped_after_unsharding() -> None:
+    model = sharded()
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss_of(etp.unshard_(model), 0).backward()
+    optimizer.step()
+
+
 def stepped_with_an_older_optimiser() -> None:
     model = built()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -145,6 +152,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "an optimiser from before": (
         stepped_with_an_older_optimiser,
         r"AdamW was made before shard_module_\(\) and holds .*: make optimisers after",
+    ),
+    "an optimiser of a model that is unsharded": (
+        stepped_after_unsharding,
+        r"AdamW was made before etp.unshard_\(\) and holds emb.weight as it was sharded.*: make optimisers after",
     ),
     "allow_optimizer of no class": (lambda: etp.allow_optimizer(3), "give a class of optimisers"),  # type: ignore[arg-type]
     "two sources of a group": (lambda: etp.init_group(mesh=1, store="auto"), "not several of them"),
