@@ -1,14 +1,16 @@
-"""torch's modules that have a forward of their own without gradients (nn.MultiheadAttention and
-nn.TransformerEncoderLayer in eval()), which they leave out for any subclass of Tensor: it has other bits. Theirs are
-those of plain torch, on gathered weights."""
+"""torch's modules that have a forward of their own without gradients (nn.MultiheadAttention, nn.TransformerEncoderLayer
+and nn.TransformerEncoder in eval()), which they leave out for any subclass of Tensor and for any hook: it has other
+bits, and other values where all is padding. Theirs are those of plain torch, on gathered weights."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
 
 from .compile import left_out
+from .module_hook import Hook
 from .modules import InPlaceOf, in_place_of, unsharded_class
 from .tensor import LogicalTensor
 
@@ -32,9 +34,21 @@ class ShardedEncoderLayer(Attentive, torch.nn.TransformerEncoderLayer):
     pass
 
 
+@in_place_of(torch.nn.TransformerEncoder)
+class ShardedEncoder(Attentive, torch.nn.TransformerEncoder):
+    """It makes a nested tensor of what a mask leaves. Else its layers gather their weights, one after another."""
+
+    def forward(self, src: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        masks = kwargs.get("src_key_padding_mask", args[1] if len(args) > 1 else None) is not None
+        if masks and self.enable_nested_tensor:
+            return super().forward(src, *args, **kwargs)
+        return torch.nn.TransformerEncoder.forward(self, src, *args, **kwargs)
+
+
 _KINDS: dict[type, type] = {
     torch.nn.MultiheadAttention: ShardedMultiheadAttention,
     torch.nn.TransformerEncoderLayer: ShardedEncoderLayer,
+    torch.nn.TransformerEncoder: ShardedEncoder,
 }
 
 
@@ -50,10 +64,14 @@ def _forward_on_whole(module: torch.nn.Module, args: tuple[Any, ...], kwargs: di
 
 
 def _on_whole(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a module that is like another one, and whose weights are gathered: other threads see the other one."""
+    """Return a module that is like another one, without hooks of ours, and whose weights are gathered: other threads
+    see the other one."""
     kind = unsharded_class(type(module))
     made: torch.nn.Module = object.__new__(kind)
     made.__dict__.update(module.__dict__)
+    for name in ("_forward_pre_hooks", "_forward_hooks"):
+        hooks = module.__dict__[name].items()
+        made.__dict__[name] = OrderedDict((key, hook) for key, hook in hooks if not isinstance(hook, Hook))
     made.__dict__["_parameters"] = {
         name: each.whole(True) if isinstance(each, LogicalTensor) else each for name, each in module._parameters.items()
     }

@@ -22,7 +22,7 @@ import torch
 
 from .._errors import Error, MismatchError
 from .damage import WAY_OUT
-from .store import Store, agree, digest_of, refuse_difference
+from .store import Store, agree, digest_of, refuse_difference, stamp_of
 from .telling import Family, unknown
 from .tensor import LogicalTensor
 from .weight import Weight
@@ -144,7 +144,10 @@ class Batch:
         written, self._written = list(self._written), {}
         for model in self._weights:
             stores = [store for store in written if store.model is model]
-            own = b"".join(store.stamp.to_bytes(_STAMP_BYTES, "little", signed=True) for store in stores)
+            own = b"".join(
+                stamp_of(str(store), [], [store.stamp]).to_bytes(_STAMP_BYTES, "little", signed=True)
+                for store in stores
+            )
             answers = model.core.exchange(f"the end of {self.name}", own)
             other = next((rank for rank, answer in enumerate(answers) if answer != answers[0]), None)
             if other is None:

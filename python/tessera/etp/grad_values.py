@@ -12,7 +12,7 @@ import torch
 from .._errors import MismatchError
 from .digests import bytes_of
 from .replicated import Replicated, replicated_of
-from .uses import refuse_transforms
+from .tracers import refuse_transforms
 
 if TYPE_CHECKING:
     from .model import ShardedModel

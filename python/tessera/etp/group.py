@@ -14,6 +14,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 
+# Its functions have the default process group as default arguments: imported later (torch.compile does so), it would
+# keep that group, and the threads of Gloo, beyond destroy_process_group().
+import torch.distributed.nn.functional
+
 from .. import _core
 from .._arguments import optional_text, seconds, text, whole
 from .._closing import Closing, close_at_exit

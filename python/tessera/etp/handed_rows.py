@@ -10,7 +10,8 @@ import hashlib
 import inspect
 import sys
 import types
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
@@ -19,11 +20,15 @@ from .._errors import InvalidArgumentError, MismatchError
 from .batch import Batch, Updates
 from .digests import is_plain_tensor
 from .parameter import LogicalParameter
+from .replicated import replicated_of
 from .store import agree, digest_of, refuse_difference
 from .telling import known
 from .tensor import LogicalTensor, is_sharded
 from .weight import Weight
 from .whole_parameters import checksum_of, refuse_difference_before
+
+if TYPE_CHECKING:
+    from .model import ShardedModel
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 
@@ -62,10 +67,9 @@ class HandedOver:
         """Throw if ranks would make different steps: of another class, with other numbers, or of gradients that they
         have not written alike. Collective."""
         kind = type(self._optimizer).__name__
-        settings = [settings_of(group) for group in self._optimizer.param_groups]
         for model, weights in self._updates:
             stamps = [stamp for weight in weights for stamp in self._stamps_of(weight)]
-            depends = kind, settings, stamps, checksum_of(model), self._stamp
+            depends = kind, groups_of(self._optimizer, model), stamps, checksum_of(model), self._stamp
             told = hashlib.blake2b(repr(depends).encode(), digest_size=16).digest()
             self._stamp = int.from_bytes(told[:8], "little", signed=True)
             if model.core.size == 1:
@@ -77,8 +81,8 @@ class HandedOver:
                 raise known(
                     MismatchError(
                         f"{kind}.step() of sharded {weights[0].name} and others: ranks 0 and {other} differ in a "
-                        "setting (lr, weight_decay, ...), or in what was written into parameters, gradients or states: "
-                        "give all ranks the same; no weight was written"
+                        "setting (lr, weight_decay, ...), in which parameters a group has, or in what was written into "
+                        "parameters, gradients or states: give all ranks the same; no weight was written"
                     )
                 )
 
@@ -178,17 +182,28 @@ def _names_in(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_in, within))
 
 
-def settings_of(group: dict[str, Any]) -> list[Any]:
-    """Return what a step depends on, as values whose repr is equal in all processes."""
-    found: list[Any] = [len(group["params"])]
+def groups_of(optimizer: torch.optim.Optimizer, model: ShardedModel) -> list[Any]:
+    """Return what a step of a model depends on, as values whose repr is equal in all processes: settings of each group,
+    and the names of the parameters that it has."""
+    return [(*_settings_of(group), sorted(_names_in_group(group, model))) for group in optimizer.param_groups]
+
+
+def _names_in_group(group: dict[str, Any], model: ShardedModel) -> Iterator[str]:
+    for parameter in group["params"]:
+        known = parameter.etp if isinstance(parameter, LogicalParameter) else replicated_of(parameter)
+        if known is not None and known.model is model:
+            yield known.name
+
+
+def _settings_of(group: dict[str, Any]) -> Iterator[Any]:
+    yield len(group["params"])
     for name, value in group.items():
         if name in ("params", "param_names"):
             continue
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = value.item()
         plain = value if isinstance(value, (tuple, list)) else (value,)
-        found.append((name, value if all(isinstance(each, _PLAIN) for each in plain) else type(value).__name__))
-    return found
+        yield name, value if all(isinstance(each, _PLAIN) for each in plain) else type(value).__name__
 
 
 def _rows_parameter(parameter: torch.Tensor) -> torch.Tensor:

@@ -28,13 +28,13 @@ class Reduce(torch.autograd.Function):
 
 
 class Whole(torch.autograd.Function):
-    """The gather of a sharded tensor."""
+    """The gather of a sharded tensor; of a factor of a product, what its format makes of it."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: LogicalTensor) -> torch.Tensor:
-        found = tensor.whole()
+    def forward(ctx: Any, tensor: LogicalTensor, product: bool = False) -> torch.Tensor:
+        found = tensor.whole(product)
         return found.clone() if is_sharded(tensor) else found.view_as(found)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None

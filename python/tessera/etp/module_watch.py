@@ -5,44 +5,23 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from .._errors import InvalidArgumentError
 from .attention import attentive_class
-from .compile import leave_out_of_graphs, left_out
+from .compile import leave_out_of_graphs
+from .module_hook import Hook
 from .module_states import watch_loading, watch_states
 from .modules import Sharded, has_group, unsharded_class
-from .parameter import LogicalParameter
+from .parameter import LogicalParameter, is_sharded_parameter
 from .structure import Structure, changes, in_functional_call
 from .tensor import lasting
-from .uses import refuse_transforms
+from .tracers import refuse_transforms, without_transforms
 
 if TYPE_CHECKING:
     from .model import ShardedModel
-
-
-class Hook:
-    """A hook of a module of a sharded model, which goes when the model is unsharded or summoned."""
-
-    def __init__(self, name: str, function: Callable[..., None]) -> None:
-        self._name = name
-        self._function = left_out(function)
-
-    @left_out
-    def __call__(self, *args: Any) -> None:
-        self._function(*args)
-
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        raise InvalidArgumentError(f"{self._name} is sharded and cannot be copied: copy it within etp.summon(model)")
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise InvalidArgumentError(
-            f"{self._name} is sharded and cannot be pickled as a module: save its state_dict(), which any rank can, or "
-            "the model within etp.summon(model)"
-        )
 
 
 class ModuleWatch:
@@ -88,7 +67,7 @@ class ModuleWatch:
             replicated.attach()
         if model.copier is not None:
             for each in module.modules():
-                if any(isinstance(parameter, LogicalParameter) for parameter in each.parameters()):
+                if _has_sharded(each):
                     self._change(model, each)
         self.structure = Structure(module)
         changes.watch()
@@ -96,7 +75,8 @@ class ModuleWatch:
     def _hook_root(self, model: ShardedModel, module: torch.nn.Module) -> None:
         def begin(root: torch.nn.Module, *_: Any) -> None:
             leave_out_of_graphs()
-            refuse_transforms(model.weights[0].name if model.weights else type(root).__name__)
+            if _has_sharded(root):  # all of them may be replaced by functional_call()
+                refuse_transforms(model.weights[0].name if model.weights else type(root).__name__)
             model.enter_forward()
             self.look(thorough=True)
             if model.idle and model.threads.trains_here():
@@ -211,6 +191,10 @@ class ModuleWatch:
             if self.module is not None:
                 self.begin(self.module)
                 self.structure = structure
+
+
+def _has_sharded(module: torch.nn.Module) -> bool:
+    return any(is_sharded_parameter(without_transforms(parameter)) for parameter in module.parameters())
 
 
 def _models_in(module: torch.nn.Module) -> list[Any]:

@@ -13,8 +13,9 @@ from torch._C import DisableTorchFunctionSubclass
 from .._errors import InvalidArgumentError
 from .compile import left_out
 from .fast import apply_embedding_function, apply_linear_function, multiply
+from .inline import Whole
 from .parameter import LogicalParameter
-from .uses import refuse_transforms
+from .tracers import refuse_transforms
 from .weight import Weight
 
 if TYPE_CHECKING:
@@ -173,8 +174,8 @@ def apply_linear(
     operation of autograd."""
     weight = parameter.etp
     refuse_transforms(weight.name)
-    if weight.model.inline:
-        return _linear_inline(x, parameter, bias)
+    if weight.model.inline or x.is_nested or is_in_forward_mode():
+        return _linear_by_torch(x, parameter, bias, as_stored)
     given, dtype = dtypes_of(x, weight)
     if x.dtype != dtype:
         x = x.to(dtype)
@@ -191,11 +192,21 @@ def apply_linear(
     return out if out.dtype == given else out.to(given)  # type: ignore[no-any-return]
 
 
-def _linear_inline(x: torch.Tensor, parameter: LogicalParameter, bias: torch.Tensor | None) -> torch.Tensor:
+def _linear_by_torch(
+    x: torch.Tensor, parameter: LogicalParameter, bias: torch.Tensor | None, as_stored: bool
+) -> torch.Tensor:
     given, dtype = dtypes_of(x, parameter.etp)
-
     cast = None if bias is None else bias.to(dtype)
-    return F.linear(x.to(dtype), parameter.to(dtype), cast).to(given)
+    matrix: torch.Tensor = parameter
+    if x.is_nested and x.layout is torch.strided:  # torch has no operation of one with a subclass of Tensor
+        matrix = Whole.apply(parameter, True)  # type: ignore[no-untyped-call]
+    matrix = matrix.to(dtype)
+    return F.linear(x.to(dtype), matrix.t() if as_stored else matrix, cast).to(given)
+
+
+def is_in_forward_mode() -> bool:
+    """Tell whether derivatives are computed forwards (torch.autograd.forward_ad), for which our functions have none."""
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def dtypes_of(x: torch.Tensor, weight: Weight) -> tuple[torch.dtype, torch.dtype]:

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .._errors import InvalidArgumentError
 from .batch import Batch, Updates
 from .compile import calls_by, left_out, stance, suspend, uncompiled_calls
-from .handed_rows import HandedOver, counts_writes, logical_state, settings_of
+from .handed_rows import HandedOver, counts_writes, groups_of, logical_state
 from .model import ShardedModel, models_of_this_process
 from .parameter import LogicalParameter
 from .promise import Promise
@@ -284,8 +284,7 @@ def _run_beside(
     for model in models:
         if model.joining is not None:
             model.joining.require_known(optimizer)
-        settings = repr([settings_of(group) for group in optimizer.param_groups])
-        require_same_before(f"{type(optimizer).__name__}.step()", model, settings)
+        require_same_before(f"{type(optimizer).__name__}.step()", model, repr(groups_of(optimizer, model)))
     closure = kwargs.get("closure", args[0] if args else None)
     if callable(closure) and not _computes_on_rows(step):
         args, kwargs = _with_closure(_averaged(closure, models[0]), args, kwargs)

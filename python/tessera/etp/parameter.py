@@ -18,11 +18,13 @@ from .refusals import refuse_fully_shard
 from .registered import RowsSource
 from .stack import PARTS, Stack, expert_uses
 from .tensor import LogicalTensor, is_sharded
+from .tracers import refuse_tracers
 from .weight import Weight, torchs_grad
 
 _torchs_hooks: Any = torch.Tensor._backward_hooks
 # gradient_hooks.py replaces it.
 _register_post_hook: Callable[..., RemovableHandle] = torch.Tensor.register_post_accumulate_grad_hook
+_tracing_state = torch._C._get_tracing_state
 _makes_parameters = torch.nn.Parameter.__new__.__code__
 _CUTS = (torch.chunk, torch.Tensor.chunk)
 
@@ -98,6 +100,8 @@ class LogicalParameter(LogicalTensor, torch.nn.Parameter):
             return _differentiated(func, args, kwargs or {})
         if func in _CUTS:
             refuse_fully_shard(next(each for each in args if isinstance(each, LogicalParameter)).etp.name)
+        if _tracing_state() is not None:
+            refuse_tracers(next((each.etp.name for each in args if isinstance(each, LogicalParameter)), "a parameter"))
         with DisableTorchFunctionSubclass():
             if func in PARTS and isinstance(args[0], LogicalParameter) and isinstance(args[0].etp, Stack):
                 found = expert_uses(args[0].etp, func, args, kwargs or {})

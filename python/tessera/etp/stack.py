@@ -10,7 +10,8 @@ import torch
 
 from .matrix import Matrix, acquire_experts
 from .phase import Phase
-from .uses import refuse_transforms, refuse_twice
+from .tracers import refuse_transforms
+from .uses import refuse_twice
 from .weight import UNKNOWN, Weight, dtype_name
 
 if TYPE_CHECKING:

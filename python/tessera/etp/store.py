@@ -19,6 +19,7 @@ from .._errors import InvalidArgumentError
 from .digests import bytes_of
 from .group import Group
 from .telling import answers_of, known, told_of
+from .tracers import refuse_tracers
 
 if TYPE_CHECKING:
     from .model import ShardedModel
@@ -225,6 +226,7 @@ class Store:
         Args:
             product: It becomes a factor of a product, which takes what a weight's format makes of its values.
         """
+        refuse_tracers(self.name or str(self))
         if self.own is not None:
             return self.own
         if self.blank:

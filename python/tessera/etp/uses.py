@@ -32,11 +32,3 @@ def refuse_twice(weight: Matrix) -> None:
             f"{weight.name}: a backward with create_graph=True goes through a sharded weight, whose gradient cannot be "
             "differentiated again: shard with mode='inline', or leave this weight out with filter="
         )
-
-
-def refuse_transforms(name: str) -> None:
-    if torch._C._are_functorch_transforms_active():
-        raise UnimplementedError(
-            f"{name} is sharded, and transforms of torch.func cannot pass through it: use torch.autograd, or transform "
-            "the model after etp.unshard_()"
-        )

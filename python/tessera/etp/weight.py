@@ -26,7 +26,7 @@ from .phase import Phase
 from .placeholder import Placeholder
 from .post_hooks import PostHooks
 from .shared_states import SharedRows, SharedStates
-from .store import Spec, Store, agree, digest_of, refuse_difference
+from .store import Spec, Store, agree, digest_of, refuse_difference, stamp_of
 from .telling import telling
 from .tensor import LogicalTensor, is_sharded
 from .uses import refuse_twice
@@ -635,8 +635,8 @@ class Weight(Matrix):
         if self._direct:
             if self.gradient is None:
                 self.gradient = self.shown_gradient(memory)
-            else:
-                self.gradient.store.move_stamp(self.gradient.store.stamp)
+            else:  # a rank that has dropped what was accumulated has another stamp
+                self.gradient.store.move_stamp(stamp_of("a backward", [], [self.gradient.store.stamp]))
             return
         if self.model.rescales:
             memory = memory.mul(self.model.factor)

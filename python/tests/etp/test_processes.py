@@ -134,6 +134,36 @@ def test_a_forked_child_that_uses_a_model_is_told_so(tmp_path: Path, runtime_dir
     assert said.startswith("sharded weights are used in a forked child") and said.splitlines()[0].endswith(" 0")
 
 
+LEAVING = """
+import os
+import sys
+import torch
+from tessera import etp
+
+torch.distributed.init_process_group("gloo")
+group = etp.init_group(timeout=30)
+torch.manual_seed(0)
+model = etp.shard_module_(torch.nn.Linear(64, 64), group)
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+for each in vars(torch.distributed.nn.functional).values():
+    for value in getattr(each, "__defaults__", None) or ():
+        assert not isinstance(value, torch.distributed.ProcessGroup)
+child = os.fork()
+if child == 0:
+    sys.exit(5)  # which waits for threads of Gloo, if they are still there
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+model(torch.ones(2, 64)).sum().backward()
+sys.stdout.write("went on\\n")
+"""
+
+
+def test_nothing_keeps_a_process_group_that_is_destroyed(tmp_path: Path, runtime_dir: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    (said,) = outputs(tmp_path, [*torchrun, script(LEAVING, tmp_path, "leaving")])
+    assert said.count("went on") == 2
+
+
 # --- restarts
 
 TRAINER = f"""

@@ -18,6 +18,7 @@ from tessera import etp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import launch
 
@@ -82,6 +83,12 @@ def gradients_by_name() -> None:
     model = sharded()
     weights = dict(model.named_parameters())
     torch.func.grad(lambda each: torch.func.functional_call(model, each, (batch(0)[0],)).sum())(weights)
+
+
+def traced(trace: Callable[[Any], Any]) -> None:
+    model = sharded(torch.nn.Linear(64, 64))
+    with torch.no_grad():
+        trace(model)
 
 
 def stepped_after_unsharding() -> None:
@@ -157,6 +164,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         stepped_after_unsharding,
         r"AdamW was made before etp.unshard_\(\) and holds emb.weight as it was sharded.*: make optimisers after",
     ),
+    "a trace": (
+        lambda: traced(lambda model: torch.jit.trace(model, torch.ones(1, 64))),
+        r"weight is sharded, and torch.jit.trace\(\) would keep its present values .*: trace the model within",
+    ),
+    "a trace of a weight": (
+        lambda: traced(lambda model: torch.jit.trace(lambda x: x + model.weight.sum(), torch.ones(1))),
+        r"weight is sharded, and torch.jit.trace\(\) would keep",
+    ),
+    "a graph of make_fx": (
+        lambda: traced(lambda model: make_fx(model)(torch.ones(1, 64))),
+        r"weight is sharded, and make_fx\(\) would keep its present values .*: trace the model within etp.summon",
+    ),
     "allow_optimizer of no class": (lambda: etp.allow_optimizer(3), "give a class of optimisers"),  # type: ignore[arg-type]
     "two sources of a group": (lambda: etp.init_group(mesh=1, store="auto"), "not several of them"),
     "a rank without a store": (lambda: etp.init_group(rank=1), "rank and size go with a store"),
@@ -173,6 +192,20 @@ def test_refused(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(tessera.Error) as caught:
         call()
     assert re.search(message, str(caught.value).replace("\n", " ")), caught.value
+
+
+def test_a_script_of_a_model_is_refused() -> None:
+    with pytest.raises(AttributeError, match=r"Linear is sharded, and torch.jit.script\(\) cannot compile it"):
+        torch.jit.script(sharded(torch.nn.Linear(64, 64)))
+
+
+@pytest.mark.parametrize("trace", [lambda model, x: torch.jit.trace(model, x), lambda model, x: make_fx(model)(x)])
+def test_traces_within_summon_follow_what_is_written_there(trace: Callable[[Any, Any], Any]) -> None:
+    model, x = sharded(torch.nn.Linear(64, 64)), torch.ones(1, 64)
+    with torch.no_grad(), etp.summon(model):
+        found = trace(model, x)
+        model.weight.mul_(2)
+        torch.testing.assert_close(found(x), model(x))
 
 
 def test_an_optimiser_that_is_allowed() -> None:

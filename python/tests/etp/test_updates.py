@@ -58,6 +58,8 @@ def _refused(rank: int, what: str) -> list[str]:
             with etp.update(model), torch.no_grad():
                 if what == "other numbers":
                     model.up.weight.mul_(rank + 2)
+                elif what == "other weights":
+                    (model.up.weight if rank == 0 else model.down.weight).mul_(2)
                 elif what == "an error on one rank":
                     model.up.weight.mul_(2)
                     if rank == 1:
@@ -83,6 +85,12 @@ def test_other_numbers_are_named_at_its_end() -> None:
     for refused, used in launch(functools.partial(_refused, what="other numbers"), 2):
         assert "etp.update() has not written the same on ranks 0 and 1, first into sharded tensor up.weight" in refused
         assert "emb.weight is damaged" in used
+
+
+def test_other_weights_are_named_at_its_end() -> None:
+    (first, _), (second, _) = launch(functools.partial(_refused, what="other weights"), 2)
+    assert "ranks 0 and 1, first into sharded tensor up.weight" in first
+    assert "ranks 0 and 1, first into sharded tensor down.weight" in second
 
 
 def test_an_error_behind_a_write_is_named_on_all() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from etp_models import Run, adamw, as_bytes, built
+from tessera import etp
+from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations, parametrize, prune
 
 SIZE = 64
@@ -548,6 +550,85 @@ def shapes(run: Run) -> Any:
             with torch.inference_mode():
                 found[which + ", inference"] = as_bytes(model(ids(9)))
     return found
+
+
+class Masked(torch.nn.Module):
+    """What takes fast paths without gradients: padding is zero behind some, and may be NaN behind others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = torch.nn.Embedding(96, SIZE)
+        layer = torch.nn.TransformerEncoderLayer(SIZE, 4, 128, 0.0, batch_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, 2)
+        self.plainly = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.layer = layer
+        self.transformer = torch.nn.Transformer(SIZE, 4, 1, 1, 128, 0.0, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor, all_padded: bool = False) -> torch.Tensor:
+        x = self.emb(tokens)
+        mask = torch.zeros(x.shape[:2], dtype=torch.bool)
+        mask[0, 3:] = True
+        if all_padded:
+            mask[1] = True
+        found = [each(x, src_key_padding_mask=mask) for each in (self.encoder, self.plainly, self.layer)]
+        found.append(self.transformer(x, x, src_key_padding_mask=mask, memory_key_padding_mask=mask))
+        return torch.cat([self.encoder(x), *found])
+
+
+def masks(run: Run) -> Any:
+    model = run.sharded(built(Masked))
+    _trained(run, model)
+    model.eval()
+    found = []
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            found += [model(ids(9), all_padded).detach().nan_to_num(7.0) for all_padded in (False, True)]
+    return [as_bytes(each) for each in found]
+
+
+class Products(torch.nn.Module):
+    """What products of two layers make of other kinds of inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(SIZE, 48)
+        self.down = torch.nn.Linear(48, SIZE, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x))
+
+
+def _rows(number: int, count: int) -> torch.Tensor:
+    return torch.randn(count, SIZE, generator=torch.Generator().manual_seed(number))
+
+
+def nested_inputs(run: Run) -> Any:
+    found = []
+    for layout in (torch.jagged, torch.strided):
+        model = run.sharded(built(Products))
+
+        def loss(model: Any, number: int, layout: torch.layout = layout) -> torch.Tensor:
+            x = torch.nested.nested_tensor([_rows(number, 3), _rows(number + 50, 5)], layout=layout)
+            return model(x).to_padded_tensor(0.0).square().mean()
+
+        run.train(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss)
+        found.append(run.weights(model))
+    return found
+
+
+def derivatives_forwards(run: Run) -> Any:
+    """By dual numbers, and transforms of a model whose parameters are all replaced by plain ones."""
+    model = run.sharded(built(Products))
+
+    def loss(model: Any, number: int) -> torch.Tensor:
+        with forward_ad.dual_level():
+            y = model(forward_ad.make_dual(_rows(number, 4), _rows(number + 50, 4)))
+            return forward_ad.unpack_dual(y).tangent.square().mean()
+
+    run.train(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss)
+    plain = {name: etp.whole(each).detach() for name, each in model.named_parameters()}
+    each = torch.func.grad(lambda held: torch.func.functional_call(model, held, (_rows(7, 2),)).sum())(plain)
+    return [as_bytes(value) for found in (plain, each) for value in found.values()]
 
 
 # --- strides
