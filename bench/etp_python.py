@@ -71,7 +71,7 @@ class Core:
     """The core's calls of a step, with nothing around them."""
 
     def __init__(self, group: etp.Group, options: argparse.Namespace) -> None:
-        self.runtime = tessera._core.EtpRuntime(group.of_model())
+        self.runtime = tessera._core.EtpRuntime(group.of_model().core)
         rows = columns = options.width
         names = [f"{i}.weight" for i in range(options.weights)]
         self.weights = [self.runtime.add(name, rows, columns, "f32", options.format) for name in names]
