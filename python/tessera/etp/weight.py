@@ -635,8 +635,8 @@ class Weight(Matrix):
         if self._direct:
             if self.gradient is None:
                 self.gradient = self.shown_gradient(memory)
-            else:  # a rank that has dropped what was accumulated has another stamp
-                self.gradient.store.move_stamp(stamp_of("a backward", [], [self.gradient.store.stamp]))
+            else:
+                _note_added(self.gradient, self.gradient.store.stamp, 0)
             return
         if self.model.rescales:
             memory = memory.mul(self.model.factor)
@@ -649,7 +649,8 @@ class Weight(Matrix):
         if self.gradient is None:
             self.gradient = gradient
         else:
-            self.gradient.add_(gradient)
+            before = self.gradient.store.stamp
+            _note_added(self.gradient.add_(gradient), before, gradient.store.stamp)
 
     def discard(self) -> None:
         """What is accumulated is worth nothing. Some of it may have been added where the next gradient will lie."""
@@ -695,6 +696,12 @@ class Weight(Matrix):
             self.frozen = frozen
             if frozen:
                 self._gradient_memory = GradientMemory()
+
+
+def _note_added(gradient: Any, before: int, added: int) -> None:
+    """Give a gradient a stamp that tells which backwards it is of, and not how they were added: one rank may have
+    dropped what was accumulated before, or alone have a hook that looks at gradients."""
+    gradient.store.move_stamp(stamp_of("a backward", [], [before, added]))
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:

@@ -178,6 +178,38 @@ def test_a_habit_has_the_bits_of_plain_torch(runs: list[dict[str, Any]], name: s
         assert run[name] == expected
 
 
+def _looked_at_by_one(rank: int) -> Any:
+    with etp.init_group(timeout=30) as group:
+        model = etp.shard_module_(built(), group, min_elements=256)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        shapes: list[torch.Size] = []
+        if rank == 0:
+            for each in model.parameters():
+                if isinstance(each, etp.LogicalTensor):
+                    each.register_hook(lambda gradient: shapes.append(gradient.shape))
+        for number in range(4):
+            loss_of(model, SIZE * number + rank).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        return shapes, [etp.whole(each).detach() for each in model.parameters()]
+
+
+def test_one_rank_may_look_at_gradients_of_weights_by_hooks() -> None:
+    plain = built()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for number in range(4):
+        for rank in range(SIZE):
+            (loss_of(plain, SIZE * number + rank) / SIZE).backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    (shapes, weights), *others = launch(_looked_at_by_one, SIZE)
+    assert len(shapes) == 4 * 3 and all(not seen for seen, _ in others)
+    for found in (weights, *(each for _, each in others)):
+        torch.testing.assert_close(found, [each.detach() for each in plain.parameters()])
+
+
 def _reduced_to_one(rank: int) -> str:
     with etp.init_group(timeout=30) as group:
         model = etp.shard_module_(built(), group, min_elements=256)
