@@ -110,9 +110,13 @@ class Group(Closing):
         rank, size = dp.rank * self.size + self.rank, dp.size * self.size
         return self._begin(_core.ShardGroup.over(exchange, rank, size, name, min(self.timeout, dp.timeout)))
 
-    def _next_name(self) -> str:
+    def require_open(self) -> None:
+        """Throw if this rank has closed it."""
         if self._closed:
             raise InvalidArgumentError(f"ETP group {self.name} is closed: init_group() again")
+
+    def _next_name(self) -> str:
+        self.require_open()
         # Ranks that were refused while they made one have come to different counts.
         told = self.core.exchange("the number of a model", struct.pack("<Q", self._models))
         self._models = max(int(number) for (number,) in numbers_of(told, "<Q", "the number of a model")) + 1

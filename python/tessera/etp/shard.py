@@ -162,6 +162,7 @@ def shard_module_(
         "experts": repr(lists),
     }
     for one in groups:
+        one.require_open()
         require_same_options(one.core, "shard_module_()", options)
         require_same(one, [(name, parameter) for name, parameter in named if not parameter.is_meta])
         if any(True for _ in model.buffers()):

@@ -85,6 +85,12 @@ def gradients_by_name() -> None:
     torch.func.grad(lambda each: torch.func.functional_call(model, each, (batch(0)[0],)).sum())(weights)
 
 
+def sharded_in_a_closed_group() -> None:
+    with etp.init_group() as group:
+        pass
+    etp.shard_module_(built(), group, formats=FORMAT)
+
+
 def traced(trace: Callable[[Any], Any]) -> None:
     model = sharded(torch.nn.Linear(64, 64))
     with torch.no_grad():
@@ -138,6 +144,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: etp.shard_module_(built(), etp.init_group(), formats={"ump": "bf16"}),
         r"formats: 'ump' \(bf16\) gives no weight its format: weights are emb.weight, .*patterns are for whole names",
     ),
+    "a group that is closed": (sharded_in_a_closed_group, "ETP group etp is closed: init_group.. again"),
     "a group of another kind": (lambda: etp.shard_module_(built(), None), "give what etp.init_group"),  # type: ignore[arg-type]
     "a mode": (lambda: etp.shard_module_(built(), etp.init_group(), mode="x"), "'deferred' and 'inline'"),
     "dp": (lambda: etp.shard_module_(built(), etp.init_group(), dp=1), "dp 1: give what etp.init_group"),
