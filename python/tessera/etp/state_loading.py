@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from .._errors import InvalidArgumentError, MismatchError
 from .chunks import whole_shape
@@ -45,7 +46,7 @@ def watch_loads() -> None:
     @functools.wraps(torchs)
     def load_state_dict(optimizer: torch.optim.Optimizer, state_dict: State) -> Any:
         if not any(isinstance(each, LogicalParameter) or held_of("", each) for each in numbered_parameters(optimizer)):
-            return torchs(optimizer, state_dict)
+            return torchs(optimizer, _plain(state_dict))
         handle = optimizer.register_load_state_dict_pre_hook(_prepared)  # behind the user's
         try:
             return torchs(optimizer, state_dict)
@@ -63,6 +64,15 @@ def watch_loads() -> None:
     wrapper.takes_logical = True
     torch.optim.Optimizer.load_state_dict = wrapper  # type: ignore[method-assign]
     torch.optim.Optimizer.state_dict = left_out(state_dict)  # type: ignore[method-assign, assignment]
+
+
+def _plain(state: Any) -> Any:
+    """Return a state for parameters that are not sharded: what is sharded in it, whole."""
+    if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping):
+        return state  # which torch refuses
+    with torch.no_grad():
+        whole = tree_map_only((LogicalTensor, UncutState), lambda each: each.whole().clone(), state["state"])
+    return {**state, "state": whole}
 
 
 def _prepared(optimizer: torch.optim.Optimizer, state: State) -> State:

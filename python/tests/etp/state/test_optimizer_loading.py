@@ -316,3 +316,26 @@ def _loads_with_one_row(rank: int) -> bool:
 
 def test_states_that_have_the_shape_of_rows_by_chance() -> None:
     assert launch(_loads_with_one_row, 2) == [True, True]
+
+
+def _loads_into_a_plain_one(rank: int) -> bool:
+    with etp.init_group(timeout=30) as group:
+        model = etp.shard_module_(built(), group)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        _step(model, optimizer, 0, rank)
+        plain = built()
+        plain.load_state_dict({name: etp.whole(each) for name, each in model.state_dict().items()})
+        own = torch.optim.Adam(plain.parameters(), lr=0.01)
+        own.load_state_dict(optimizer.state_dict())
+        right = [
+            type(own.state[mine][key]) is torch.Tensor and torch.equal(own.state[mine][key], etp.whole(value))
+            for theirs, mine in zip(model.parameters(), plain.parameters(), strict=True)
+            for key, value in optimizer.state[theirs].items()
+        ]
+        loss_of(plain, rank).backward()
+        own.step()
+        return all(right) and len(right) == 3 * len(list(plain.parameters()))
+
+
+def test_a_plain_optimiser_takes_whole_tensors() -> None:
+    assert all(launch(_loads_into_a_plain_one, 2))
