@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
-from torch._C import DisableTorchFunctionSubclass
+from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 from torch.utils.hooks import RemovableHandle
 
 from .._errors import InvalidArgumentError, UnimplementedError
@@ -152,7 +152,7 @@ class LogicalParameter(LogicalTensor, torch.nn.Parameter):
     def register_post_accumulate_grad_hook(self, hook: PostHook) -> RemovableHandle:
         """`hook(parameter)` is called once a backward, after the reduced gradient has been added to .grad."""
         if self.etp.model.inline:
-            with DisableTorchFunctionSubclass():
+            with DisableTorchFunction():
                 return _register_post_hook(self, hook)
         return self.etp.hooks.register(hook)
 

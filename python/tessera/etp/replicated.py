@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C import DisableTorchFunction
 from torch.utils.hooks import RemovableHandle
 
 from .post_hooks import PostHooks
@@ -125,7 +126,8 @@ class Replicated:
             self.parameter._backward_hooks = None
             self.attach()
         elif self._handle is None and self.parameter.requires_grad:
-            self._handle = _register_hook(self.parameter, self._arrives)
+            with DisableTorchFunction():  # `with torch.device(...)` would come to what replaces it
+                self._handle = _register_hook(self.parameter, self._arrives)
 
     def _arrives(self, _: torch.Tensor) -> None:
         self.model.enter_backward()
