@@ -105,12 +105,12 @@ def _shape_in(state: Mapping[str, Any], name: str) -> list[int] | None:
 
 
 def _require_no_replacement(
-    module: torch.nn.Module, state: Any, strict: bool = True, assign: bool = False, **_: Any
+    module: torch.nn.Module, state_dict: Any = None, strict: bool = True, assign: bool = False, **_: Any
 ) -> None:
     """Throw if load_state_dict() is to replace a sharded parameter, before it has replaced another one."""
-    if assign and isinstance(state, Mapping):
+    if assign and isinstance(state_dict, Mapping):
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            if isinstance(parameter, LogicalParameter) and name in state:
+            if isinstance(parameter, LogicalParameter) and name in state_dict:
                 raise _replaces(parameter.etp)
 
 

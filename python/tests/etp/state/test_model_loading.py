@@ -134,7 +134,7 @@ def _assign(rank: int) -> Any:
         model = etp.shard_module_(built(Normed), group, min_elements=256)
         before = model.norm.weight, model.norm.weight.detach().clone()
         state = {name: torch.ones_like(each) for name, each in built(Normed).state_dict().items()}
-        told = _error_of(lambda: model.load_state_dict(state, assign=True))
+        told = _error_of(lambda: model.load_state_dict(state_dict=state, assign=True))
         assert model.norm.weight is before[0] and torch.equal(*before)
         model.load_state_dict({"norm.weight": state["norm.weight"]}, strict=False, assign=True)  # of no sharded one
         return told, [as_bytes(etp.whole(each)) for each in model.parameters()]
