@@ -169,12 +169,12 @@ def watch_states(module: torch.nn.Module, model: ShardedModel) -> list[Removable
         weights = _sharded(module, model)
         if not weights:
             return
-        given = {name: state[prefix + name] for name in weights if prefix + name in state}
-        for name in given:
+        entries = {name: state[prefix + name] for name in weights if prefix + name in state}
+        for name in entries:  # which a hook of the program may have renamed since the whole state was looked at
             if metadata.get("assign_to_params_buffers", False):
                 raise _replaces(weights[name])
         update.begin(weights.values())
-        for name, tensor in given.items():
+        for name, tensor in entries.items():
             state[prefix + name] = rows_of(tensor, weights[name])
             loading.append(weights[name])
 
@@ -214,7 +214,7 @@ def _load_parts(module: torch.nn.Module, state: dict[str, Any], prefix: str, *_:
 
 
 def watch_parts(module: torch.nn.Module) -> None:
-    """Of parameters that only a tp_group has cut."""
+    """Save and load parameters of a module that only a tp_group has cut, by their logical shape."""
     module.register_state_dict_post_hook(_save_parts)  # type: ignore[no-untyped-call]
     module.register_load_state_dict_pre_hook(_load_parts)  # type: ignore[no-untyped-call]
 
@@ -230,7 +230,7 @@ _hooked: list[RemovableHandle] = []
 
 
 def watch_ties() -> None:
-    """Of modules of any kind that get a sharded parameter by an assignment. Once a process."""
+    """Watch modules of any kind that get a sharded parameter by an assignment. Once a process."""
     if not _hooked:
         _follow_loads()
         _hooked.append(register_module_parameter_registration_hook(_tied))

@@ -1,4 +1,4 @@
-"""What records a program, or transforms it, and would not follow a sharded parameter: refused by name."""
+"""Refusals of tracers and transforms, which record a program and would not follow a sharded parameter."""
 
 from __future__ import annotations
 

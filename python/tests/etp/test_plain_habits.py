@@ -120,7 +120,7 @@ def classes_are_asked_for(model: Any, rank: int) -> Any:
 
 
 def a_layer_of_a_derived_class(model: Any, rank: int) -> Any:
-    """As adapters and quantisers wrap what they find."""
+    """Derives a class from that of a layer, as adapters and quantisers do."""
 
     class Doubled(type(model.up)):  # type: ignore[misc]
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -204,10 +204,10 @@ def test_one_rank_may_look_at_gradients_of_weights_by_hooks() -> None:
         if number % 2:
             optimizer.step()
             optimizer.zero_grad()
-    (shapes, weights), *others = launch(_looked_at_by_one, SIZE)
+    (shapes, _), *others = ranks = launch(_looked_at_by_one, SIZE)
     assert len(shapes) == 4 * 3 and all(not seen for seen, _ in others)
-    for found in (weights, *(each for _, each in others)):
-        torch.testing.assert_close(found, [each.detach() for each in plain.parameters()])
+    for _, weights in ranks:
+        torch.testing.assert_close(weights, [parameter.detach() for parameter in plain.parameters()])
 
 
 def _reduced_to_one(rank: int) -> str:

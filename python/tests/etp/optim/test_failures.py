@@ -284,7 +284,7 @@ def _delete_one(model: Any, optimizer: torch.optim.Optimizer) -> None:
     del model.up.weight.grad
 
 
-# What a rank does with gradients between two backwards of one step.
+# Ways in which a rank drops gradients between two backwards of one step.
 DROPPED: dict[str, Callable[[Any, torch.optim.Optimizer], None]] = {
     "a gradient that is dropped": _drop_one,
     "a gradient that is deleted": _delete_one,

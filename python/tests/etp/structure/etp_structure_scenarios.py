@@ -553,7 +553,7 @@ def shapes(run: Run) -> Any:
 
 
 class Masked(torch.nn.Module):
-    """What takes fast paths without gradients: padding is zero behind some, and may be NaN behind others."""
+    """Encoders, which take fast paths without gradients: padding is zero behind some, and may be NaN behind others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -570,24 +570,24 @@ class Masked(torch.nn.Module):
         mask[0, 3:] = True
         if all_padded:
             mask[1] = True
-        found = [each(x, src_key_padding_mask=mask) for each in (self.encoder, self.plainly, self.layer)]
-        found.append(self.transformer(x, x, src_key_padding_mask=mask, memory_key_padding_mask=mask))
-        return torch.cat([self.encoder(x), *found])
+        outputs = [module(x, src_key_padding_mask=mask) for module in (self.encoder, self.plainly, self.layer)]
+        outputs.append(self.transformer(x, x, src_key_padding_mask=mask, memory_key_padding_mask=mask))
+        return torch.cat([self.encoder(x), *outputs])
 
 
 def masks(run: Run) -> Any:
     model = run.sharded(built(Masked))
     _trained(run, model)
     model.eval()
-    found = []
+    outputs = []
     for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
         with mode():
-            found += [model(ids(9), all_padded).detach().nan_to_num(7.0) for all_padded in (False, True)]
-    return [as_bytes(each) for each in found]
+            outputs += [model(ids(9), all_padded).detach().nan_to_num(7.0) for all_padded in (False, True)]
+    return [as_bytes(output) for output in outputs]
 
 
 class Products(torch.nn.Module):
-    """What products of two layers make of other kinds of inputs."""
+    """Two layers, for other kinds of inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -603,7 +603,7 @@ def _rows(number: int, count: int) -> torch.Tensor:
 
 
 def nested_inputs(run: Run) -> Any:
-    found = []
+    weights = []
     for layout in (torch.jagged, torch.strided):
         model = run.sharded(built(Products))
 
@@ -612,12 +612,12 @@ def nested_inputs(run: Run) -> Any:
             return model(x).to_padded_tensor(0.0).square().mean()
 
         run.train(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss)
-        found.append(run.weights(model))
-    return found
+        weights.append(run.weights(model))
+    return weights
 
 
 def derivatives_forwards(run: Run) -> Any:
-    """By dual numbers, and transforms of a model whose parameters are all replaced by plain ones."""
+    """Train by dual numbers, and transform a model whose parameters are all replaced by plain ones."""
     model = run.sharded(built(Products))
 
     def loss(model: Any, number: int) -> torch.Tensor:
@@ -626,9 +626,9 @@ def derivatives_forwards(run: Run) -> Any:
             return forward_ad.unpack_dual(y).tangent.square().mean()
 
     run.train(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss)
-    plain = {name: etp.whole(each).detach() for name, each in model.named_parameters()}
-    each = torch.func.grad(lambda held: torch.func.functional_call(model, held, (_rows(7, 2),)).sum())(plain)
-    return [as_bytes(value) for found in (plain, each) for value in found.values()]
+    plain = {name: etp.whole(parameter).detach() for name, parameter in model.named_parameters()}
+    gradients = torch.func.grad(lambda held: torch.func.functional_call(model, held, (_rows(7, 2),)).sum())(plain)
+    return [as_bytes(value) for named in (plain, gradients) for value in named.values()]
 
 
 # --- strides
