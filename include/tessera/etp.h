@@ -276,6 +276,7 @@ struct WeightStatus {
   std::optional<WeightId> prev = std::nullopt;
   std::optional<WeightId> next = std::nullopt;
   std::optional<uint32_t> expert = std::nullopt;  // its place in a list of experts
+  std::string chain = {};
 };
 
 // Where gathered weights of captures lie, instead of memory of the device. Called on any thread, once at a time.
@@ -373,6 +374,12 @@ class Runtime {
   void set_frozen(WeightId weight, bool frozen);
   // Chains by the new scope. Throws with the first three weights that are planned in another chain.
   void classify(const std::set<std::string>& graph_scope, bool moe_shared_expert_overlap);
+  // This rank uses these weights no more, and does not name them again. Local. The end of the first drain or update
+  // before which all ranks have said so frees their memory, on all of them; until then others may use them, and their
+  // gradients are folded here. A FullWeight goes on showing what it shows. Numbers are not given again. Throws
+  // Error(kInvalidArgument), with nothing done, in an update, while captures live, and while a gradient of one is in
+  // flight; Error(kResourceExhausted) where there is no memory for what a FullWeight shows.
+  void remove(std::span<const WeightId> weights);
 
   // A step ----------------------------------------------------------------------------------------------------------
 

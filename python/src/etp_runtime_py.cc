@@ -351,6 +351,10 @@ void bind_weights(nb::class_<Runtime>& bound) {
       .def("take_gradient", take_gradient, nb::arg("weight"), nb::arg("to"),
            "Moves what has been folded into the runtime's own memory to an address.")
       .def("set_frozen", &Runtime::set_frozen, nb::arg("weight"), nb::arg("frozen"), released)
+      .def(
+          "remove", [](Runtime& runtime, const std::vector<WeightId>& weights) { runtime.remove(weights); },
+          nb::arg("weights"), released,
+          "This rank uses these weights no more. Their memory is freed once all ranks have said so.")
       .def("classify", &Runtime::classify, nb::arg("graph_scope"), nb::arg("moe_shared_expert_overlap") = false);
 }
 
@@ -361,7 +365,8 @@ void bind_status(nb::module_& module) {
       .def_ro("reduction", &Status::reduction)
       .def_ro("prev", &Status::prev)
       .def_ro("next", &Status::next)
-      .def_ro("expert", &Status::expert);
+      .def_ro("expert", &Status::expert)
+      .def_ro("chain", &Status::chain);
 }
 
 void bind_streams(nb::module_& module) {

@@ -1234,6 +1234,9 @@ class EtpStatus:
     @property
     def expert(self) -> int | None: ...
 
+    @property
+    def chain(self) -> str: ...
+
 class EtpStream:
     """On which weights and gradients move beside the computation."""
 
@@ -1312,6 +1315,11 @@ class EtpRuntime:
         """
 
     def set_frozen(self, weight: int, frozen: bool) -> None: ...
+
+    def remove(self, weights: Sequence[int]) -> None:
+        """
+        This rank uses these weights no more. Their memory is freed once all ranks have said so.
+        """
 
     def classify(self, graph_scope: Set[str], moe_shared_expert_overlap: bool = False) -> None: ...
 

@@ -24,6 +24,10 @@ void WaitHook::woken() {
   if (innermost_hook != nullptr) innermost_hook->at_wake_(innermost_hook->argument_);
 }
 
+void WaitHook::outer_woken() const {
+  if (outer_ != nullptr) outer_->at_wake_(outer_->argument_);
+}
+
 Deadline WaitHook::next_wake(const Deadline& deadline) {
   if (innermost_hook == nullptr) return deadline;
   return Deadline::at(std::min(deadline.when(), Deadline::after(kWakeEvery).when()));

@@ -68,6 +68,8 @@ class WaitHook {
 
   // Calls this thread's hook, if it has one.
   static void woken();
+  // Calls the one around this, likewise.
+  void outer_woken() const;
   // When a wait of this thread that ends at `deadline` has to wake up next.
   static Deadline next_wake(const Deadline& deadline);
 

@@ -58,6 +58,15 @@ void Consumptions::rebuild() {
   refused_ = 0;
 }
 
+void Consumptions::remove(std::span<Parameter* const> weights) {
+  stop_reading();
+  detach(weights);
+  for (Parameter* p : weights) {
+    units_[unit_of_weight_[p->weight.id]].ready.clear();
+    p->view = nullptr;
+  }
+}
+
 uint32_t Consumptions::unit_of(std::span<Parameter* const> weights) const {
   const Parameter& first = *weights.front();
   if (weights.size() == 1) return unit_of_weight_[first.weight.id];
@@ -194,7 +203,7 @@ void Consumptions::issue(std::span<const Prefetch> prefetches) {
     gathering.use = prefetch.use;
     const bool stale = std::ranges::any_of(unit.weights, [](const Parameter* p) { return p->publication.stale; });
     // What is not published yet is gathered when it is used, which publishes it.
-    if (!stale && !unit.is_mapped()) {
+    if (!stale && !unit.is_mapped() && !unit.is_removed()) {
       gathering.needed_cap = cap_needed(prefetch.use);
       if (gathering.needed_cap == 0) {
         gathering.issued = Clock::steady().now();
@@ -385,6 +394,7 @@ std::optional<WeightId> Consumptions::after(const Parameter& p) const {
 
 PrefetchPlan Consumptions::expected_plan() const {
   std::vector<Consumption> uses(predictor_.last_step().begin(), predictor_.last_step().end());
+  std::erase_if(uses, [&](const Consumption& use) { return units_[use.weight].is_removed(); });
   const std::vector<GatherCost>& costs = predictor_.costs();
   if (uses.empty()) {
     // Experts are used as lists.
@@ -393,7 +403,8 @@ PrefetchPlan Consumptions::expected_plan() const {
     std::vector<GatherCost> expected;
     for (uint32_t i = 0; i < units_.size(); ++i) {
       const Parameter& first = *units_[i].weights.front();
-      if (first.weight.no_gather || (units_[i].weights.size() == 1 && first.experts != 0)) continue;
+      if (first.weight.no_gather || units_[i].is_removed()) continue;
+      if (units_[i].weights.size() == 1 && first.experts != 0) continue;
       units.push_back(i);
       names.push_back(first.name());
       expected.push_back(costs[i]);

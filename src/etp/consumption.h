@@ -2,6 +2,7 @@
 // on the side.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <span>
@@ -34,6 +35,9 @@ class Consumptions {
   void add_experts(std::span<Parameter* const> experts, Parameter* whole);
   // Chains have changed: what was learnt is forgotten.
   void rebuild();
+  // This rank uses them no more: they are not gathered ahead, and who still has one keeps what it shows. Throws as
+  // detach().
+  void remove(std::span<Parameter* const> weights);
 
   // Fills `out`, one for each of `weights`: one weight, or all of a list of experts; of a stack the first of `out`
   // only.
@@ -108,6 +112,9 @@ class Consumptions {
     bool used = false;
     std::vector<ReadyGather> ready{};
 
+    bool is_removed() const {
+      return std::ranges::any_of(weights, [](const Parameter* p) { return p->removed; });
+    }
     bool is_mapped() const { return weights.size() == 1 && weights.front()->weight.mapped; }
   };
   struct InFlight {

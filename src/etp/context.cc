@@ -61,6 +61,8 @@ void SideStreams::close(const Deadline& deadline) {
 Parameter& RuntimeContext::parameter(WeightId weight) const {
   if (weight >= parameters.size())
     fail(ErrorCode::kInvalidArgument, "there is no weight {}: {} have been added"_message, weight, parameters.size());
+  if (parameters[weight]->removed)
+    fail(ErrorCode::kInvalidArgument, "{} has been removed"_message, tessera::quoted(parameters[weight]->name()));
   return *parameters[weight];
 }
 

@@ -66,7 +66,8 @@ struct RuntimeContext {
   int ranks() const { return group.size(); }
   int shards() const { return group.size() / options.replicas; }  // of a weight
   float scale() const { return options.scale == GradientScale::kMean ? 1.0F / static_cast<float>(group.size()) : 1.0F; }
-  // Throws Error(kInvalidArgument) for a number that no weight has, or a weight that start() has not seen.
+  // Throws Error(kInvalidArgument) for a number that no weight has, one that has been removed, or a weight that start()
+  // has not seen.
   Parameter& parameter(WeightId weight) const;
   Parameter& started(WeightId weight) const;
   // For the recorder: the host reads or writes memory of a weight now.

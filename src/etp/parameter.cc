@@ -299,6 +299,18 @@ void* gradient_rows(Parameter& p, device::Device& device) {
   return p.gradient.data;
 }
 
+void free_memory(Parameter& p) {
+  p.started = false;
+  p.freed = true;
+  p.shard = std::make_shared<device::Buffer>();
+  p.master = nullptr;
+  p.publication.planes = std::make_shared<device::Buffer>();
+  p.publication.row = p.publication.column = nullptr;
+  p.publication.digests.clear();
+  p.view = nullptr;
+  p.gradient = {.own = {}, .data = nullptr, .dtype = p.weight.accumulated};
+}
+
 void exchange_memory(collective::Group& group, std::span<Parameter* const> parameters) {
   WeightRecords mine;
   for (const Parameter* p : parameters) {

@@ -95,6 +95,8 @@ struct Parameter {
   GradientRows gradient;
   std::array<int64_t, 2> wire_bytes{};  // of a gather of each plane
   bool started = false;                 // peers know it
+  bool removed = false;                 // this rank uses it no more
+  bool freed = false;                   // nor does any other: it has no memory, and is not started
   uint32_t experts = 0;                 // its list of experts, from 1; 0: none
   uint32_t expert_index = 0;
   bool in_stack = false;  // it is used by itself, too, and any buffer of its shape is as good as another
@@ -124,6 +126,9 @@ uint64_t version_of(const Parameter& p);
 
 // Where the runtime adds the weight's gradient; made, zeroed, at the first call.
 void* gradient_rows(Parameter& parameter, device::Device& device);
+
+// Lets its memory go: no rank uses it any more.
+void free_memory(Parameter& parameter);
 
 // Collective: tells all ranks where the memory of these weights lies, and compares what they must agree on. Throws
 // Error(kMismatch) that names the weight and both values, on all ranks.

@@ -18,7 +18,9 @@ WeightStatus RuntimeImpl::status(WeightId weight) const {
       .gather = std::string(to_string(leased ? WeightState::kDataReadySync : memory_->state_of(weight))),
       .reduction = std::string(to_string(gradients_.state_of(weight))),
       .prev = consumptions_.before(p),
-      .next = consumptions_.after(p)};
+      .next = consumptions_.after(p),
+      .expert = std::nullopt,
+      .chain = std::string(to_string(p.weight.chain))};
   if (p.experts != 0) status.expert = p.expert_index;
   return status;
 }
@@ -31,6 +33,7 @@ RuntimeReport RuntimeImpl::report() const {
   std::map<std::string, int64_t, std::less<>> held;
   for (const CacheReport::Weight& weight : cache.weights) held[weight.name] = weight.held_bytes;
   for (const auto& p : context_.parameters) {
+    if (p->freed) continue;
     const ShardedWeight& w = p->weight;
     const auto found = held.find(w.name());
     report.weights.push_back({.name = w.name(),
@@ -71,7 +74,8 @@ RuntimeReport RuntimeImpl::report() const {
 
 RuntimeForecast RuntimeImpl::forecast() const {
   std::vector<ForecastWeight> weights;
-  for (const auto& p : context_.parameters) weights.push_back(forecast_weight(*p));
+  for (const auto& p : context_.parameters)
+    if (!p->freed) weights.push_back(forecast_weight(*p));
   return forecast_rank({.weights = weights,
                         .rank = context_.rank() % context_.shards(),
                         .replicated_bytes = replicated_.forecast(),

@@ -186,6 +186,11 @@ void Runtime::classify(const std::set<std::string>& graph_scope, bool moe_shared
   impl_->classify(graph_scope, moe_shared_expert_overlap);
 }
 
+void Runtime::remove(std::span<const WeightId> weights) {
+  const RuntimeImpl::Call call(*impl_, "remove()");
+  impl_->remove(weights);
+}
+
 FullWeight Runtime::acquire(WeightId weight, Phase phase, const Use& use) {
   const RuntimeImpl::Call call(*impl_);
   FullWeight full;

@@ -271,7 +271,7 @@ void RuntimeImpl::start() {
   agree_on_options();
   std::vector<Parameter*> fresh;
   for (const auto& p : context_.parameters)
-    if (!p->started) fresh.push_back(p.get());
+    if (!p->started && !p->removed) fresh.push_back(p.get());
   exchange_memory(context_.group, fresh);
   consumptions_.map(fresh);
   gradients_.start();
@@ -386,12 +386,57 @@ void RuntimeImpl::classify(const std::set<std::string>& names, bool overlap) {
   std::vector<std::optional<Chain>> planned;
   for (const auto& p : context_.parameters) {
     weights.push_back(p->name());
-    planned.push_back(consumptions_.planned(*p) ? std::optional(p->weight.chain) : std::nullopt);
+    const bool planned_before = !p->removed && consumptions_.planned(*p);
+    planned.push_back(planned_before ? std::optional(p->weight.chain) : std::nullopt);
   }
   const std::vector<Chain> chains = classify_chains(weights, scope, planned);
   for (size_t i = 0; i < chains.size(); ++i) context_.parameters[i]->weight.chain = chains[i];
   context_.scope = scope;
   consumptions_.rebuild();
+}
+
+void RuntimeImpl::remove(std::span<const WeightId> weights) {
+  if (in_update_)
+    fail(ErrorCode::kInvalidArgument, "weights are removed inside an update: remove them before or after"_message);
+  if (context_.captures > 0)
+    fail(ErrorCode::kInvalidArgument, "weights are removed while {} captures of them live: destroy those first"_message,
+         context_.captures);
+  const std::vector<Parameter*> list = list_of(weights);
+  for (const Parameter* p : list)
+    if (gradients_.in_flight(p->weight.id))
+      fail(ErrorCode::kInvalidArgument, "{} has a gradient in flight: drain() first"_message,
+           tessera::quoted(p->name()));
+  consumptions_.remove(list);
+  for (Parameter* p : list) {
+    p->removed = true;
+    p->master = nullptr;  // its owner may free it now
+    p->publication.digests.clear();
+    p->publication.current->store(false);
+    // Where others go on using it.
+    p->gradient.data = p->gradient.own ? p->gradient.own.data() : nullptr;
+    p->gradient.empty = false;
+    p->gradient.dtype = p->weight.accumulated;
+    if (p->started)
+      removed_.push_back(p);
+    else
+      free(*p);  // no other rank knows it
+  }
+}
+
+void RuntimeImpl::free_removed(std::span<const IntervalEnd> ends) {
+  std::erase_if(removed_, [&](Parameter* p) {
+    const bool by_all = std::ranges::all_of(ends, [&](const IntervalEnd& end) {
+      return std::ranges::find(end.removed, p->weight.id) != end.removed.end();
+    });
+    if (by_all) free(*p);
+    return by_all;
+  });
+}
+
+void RuntimeImpl::free(Parameter& p) {
+  for (const auto& whole : context_.stacks)
+    if (whole->first_expert == &p) whole->shard = std::make_shared<device::Buffer>();
+  free_memory(p);
 }
 
 }  // namespace tessera::etp

@@ -62,6 +62,7 @@ class RuntimeImpl {
   std::shared_ptr<const QuantizedCopy> quantized_copy(std::span<const WeightId> weights) const REQUIRES(mutex_);
   void set_frozen(WeightId weight, bool frozen) REQUIRES(mutex_);
   void classify(const std::set<std::string>& scope, bool overlap) REQUIRES(mutex_);
+  void remove(std::span<const WeightId> weights) REQUIRES(mutex_);
 
   // A step: step.cc
   void acquire(std::span<const WeightId> weights, Phase phase, const Use& use, std::span<FullWeight> out)
@@ -122,6 +123,9 @@ class RuntimeImpl {
  private:
   void await_compute() REQUIRES(mutex_);
   void keep_published() REQUIRES(mutex_);
+  // What all ranks have removed.
+  void free_removed(std::span<const IntervalEnd> ends) REQUIRES(mutex_);
+  void free(Parameter& parameter) REQUIRES(mutex_);
   // Throws Error(kResourceExhausted) unless the group has room for `count` weights more.
   void require_slots(const std::string& name, size_t count) const REQUIRES(mutex_);
   WeightId add(std::unique_ptr<Parameter> parameter) REQUIRES(mutex_);
@@ -145,6 +149,7 @@ class RuntimeImpl {
   void shut(bool later) REQUIRES(mutex_);
 
   std::vector<Parameter*> updating_ GUARDED_BY(mutex_);
+  std::vector<Parameter*> removed_ GUARDED_BY(mutex_);          // and not freed
   std::shared_ptr<CapturedPart> capturing_ GUARDED_BY(mutex_);  // null: nothing is recorded
   Mutex dropped_mutex_;
   std::vector<std::shared_ptr<CapturedPart>> dropped_ GUARDED_BY(dropped_mutex_);

@@ -1,6 +1,8 @@
 // The calls of a training step, in the order of its life: uses, gradients, drain, update.
 #include <algorithm>
 #include <array>
+#include <exception>
+#include <optional>
 #include <utility>
 
 #include "base/fail.h"
@@ -30,6 +32,37 @@ IntervalEnd interval_end_of(const std::string& blob, const std::string& from) {
   in.finish();
   return end;
 }
+
+// While it lives, what ends waits of this thread is kept, for a while. Ranks that have closed an interval tell each
+// other of it at once; one that left then, as others came through, would be in another interval than they.
+class LateInterrupt {
+ public:
+  LateInterrupt() : hook_(&LateInterrupt::woken, this) {}
+  void rethrow() const {
+    if (error_ != nullptr) std::rethrow_exception(error_);
+  }
+
+ private:
+  static constexpr Duration kPatience = std::chrono::seconds(1);
+
+  static void woken(void* self) {
+    auto& kept = *static_cast<LateInterrupt*>(self);
+    if (kept.error_ != nullptr) {
+      if (kept.until_->passed()) kept.rethrow();
+      return;
+    }
+    try {
+      kept.hook_.outer_woken();
+    } catch (...) {
+      kept.error_ = std::current_exception();
+      kept.until_ = Deadline::after(kPatience);
+    }
+  }
+
+  std::exception_ptr error_;
+  std::optional<Deadline> until_;
+  const device::WaitHook hook_;
+};
 
 }  // namespace
 
@@ -96,11 +129,15 @@ std::vector<IntervalEnd> RuntimeImpl::meet(bool abandoned, bool lost, const std:
     own.updates = context_.updates;
     for (const auto& p : context_.parameters) own.versions.push_back(p->publication.version);
   }
+  for (const Parameter* p : removed_) own.removed.push_back(p->weight.id);
+  const LateInterrupt interrupt;
   const std::vector<std::string> blobs = context_.group.exchange("drain", blob_of(own));
   std::vector<IntervalEnd> ends;
   for (int q = 0; q < context_.ranks(); ++q)
     ends.push_back(interval_end_of(blobs[static_cast<size_t>(q)], context_.group.describe(q)));
   gradients_.end_interval(ends);
+  free_removed(ends);
+  interrupt.rethrow();
   return ends;
 }
 

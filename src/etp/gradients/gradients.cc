@@ -56,7 +56,7 @@ void Gradients::start() {
   if (!order_.empty()) return leave_plan();
   planned_.clear();
   for (const auto& p : context_.parameters)
-    if (p->trained()) planned_.push_back(p->weight.id);
+    if (p->trained() && !p->removed) planned_.push_back(p->weight.id);
   // A list of experts is produced in its order.
   std::ranges::reverse(planned_);
   for (const auto& list : context_.experts) {

@@ -46,6 +46,7 @@ struct IntervalEnd {
   // Of a rank that has abandoned: what calls that ended early may have left different.
   uint64_t updates = 0;
   std::vector<uint64_t> versions{};  // of each weight
+  std::vector<uint64_t> removed{};   // by this rank, whose memory is there
 
   static void fields(auto& f, auto& self) {
     f("order", self.order);
@@ -54,6 +55,7 @@ struct IntervalEnd {
     f("lost", self.lost);
     f("updates", self.updates);
     f.array("versions", self.versions, uint32_t{1} << 24);
+    f.array("removed", self.removed, uint32_t{1} << 24);
   }
 };
 
