@@ -2,7 +2,8 @@
 
 New parameters are compared over the ranks and adopted: those that shard_module_() would have chosen are cut, in place,
 so that optimisers that hold them already hold sharded ones; all others stay whole, and their gradients are added over
-the ranks from the next backward on. Nobody waits for rows of weights that have left the model.
+the ranks from the next backward on. Nobody waits for rows of weights that have left the model, and their memory is
+freed once no rank has them (`departed.py`).
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class Adopter:
             return
         if own or lost or buffers:
             self._agree(root, own, lost, buffers)
+        if lost:
+            model.drain()  # which frees rows of those that all ranks had lost before
         model.watch.end()
         try:
             self._let_go(lost)
@@ -116,7 +119,15 @@ class Adopter:
                     f"them by giving both modules one parameter, or copy it: nn.Parameter(etp.whole(p).clone())"
                 )
             what: Any = f"the weight {weight.numbers[0]}"
-            return {"name": name, "what": what, "digest": "", "cut": True, "gradient": False, "places": len(places)}
+            written = str(weight.store.stamp)
+            return {
+                "name": name,
+                "what": what,
+                "digest": written,
+                "cut": True,
+                "gradient": False,
+                "places": len(places),
+            }
         refused = "on the meta device, without values" if parameter.is_meta else kind_refused(parameter)
         if refused is not None:
             raise InvalidArgumentError(f"{name} has come to the model after shard_module_(), and is {refused}")
@@ -172,9 +183,8 @@ class Adopter:
     def _let_go(self, lost: list[Place]) -> None:
         model = self.model
         gone = {id(place.parameter) for place in lost}
-        for weight in model.weights:
-            if id(weight.parameter) in gone and not weight.frozen:
-                weight.leave()
+        for weight in [each for each in model.weights if id(each.parameter) in gone]:
+            model.depart(weight)
         for replicated in model.replicated:
             if id(replicated.parameter) in gone:
                 replicated.forget()
@@ -187,7 +197,7 @@ class Adopter:
         name, parameter = places[0].name, places[0].parameter
         if isinstance(parameter, LogicalParameter):
             weight = parameter.etp
-            weight.parameter = parameter
+            model.come_back(weight, parameter)
             weight.rename(name)
             return
         assert isinstance(parameter, torch.nn.Parameter)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -66,6 +68,12 @@ def leave_out_of_graphs() -> None:
     compiler, as torch's optimisers do."""
     if _told_here.get():
         return
+    if "torch._dynamo" not in sys.modules:
+        # Errors that it handles while it is imported keep the frames of who imports it, and a model with them, until
+        # Python's collector of cycles comes: a thread has no such frames.
+        importing = threading.Thread(target=importlib.import_module, args=("torch._dynamo",), name="tessera-import")
+        importing.start()
+        importing.join()
     from torch._dynamo import config, trace_rules
 
     if not _told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ class Damage:
     """The damaged weights of one model, each with how that came."""
 
     def __init__(self) -> None:
-        self._reasons: dict[Any, str] = {}
+        self._reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def add(self, weights: Iterable[Any], why: str) -> None:
         """Refuse their uses until they are loaded. Those that are damaged already keep their first reason."""
@@ -28,9 +29,19 @@ class Damage:
         for weight in weights:
             self._reasons.pop(weight, None)
 
+    def __bool__(self) -> bool:
+        return bool(self._reasons)
+
     def refuse(self) -> None:
-        """Throw if there is any."""
-        for weight, why in self._reasons.items():
+        """Throw if there is any that a module has."""
+        for weight in list(self._reasons):
+            if not weight.departed:
+                self.refuse_use(weight)
+
+    def refuse_use(self, weight: Any) -> None:
+        """Throw if this one is damaged."""
+        why = self._reasons.get(weight)
+        if why is not None:
             raise InvalidArgumentError(f"{weight.name} is damaged: {why}. {WAY_OUT}")
 
     @property

@@ -38,7 +38,7 @@ class Matrix:
     @property
     def chain(self) -> str:
         """The order of uses that it is prefetched in."""
-        return self.model.runtime.report().weights[self.number].chain
+        return self.model.runtime.status(self.number).chain
 
     @property
     def state(self) -> str:

@@ -19,6 +19,7 @@ from .batch import Batch
 from .buffers import Buffers
 from .compile import refuse_compiled_autograd
 from .damage import Damage
+from .departed import Departed
 from .grad_values import add_beside_runtime
 from .group import Group
 from .module_watch import ModuleWatch
@@ -86,7 +87,8 @@ class ShardedModel(Closing):
         self.replicas = self.size // group.size
         self.job_ranks = _job_ranks(group, member.core)
         self.runtime = runtime
-        self.weights: list[Weight] = []
+        self.weights: list[Weight] = []  # of its modules, in the order of their numbers: the same on all ranks
+        self.departed = Departed()  # not the same on all ranks
         self.replicated: list[Replicated] = []
         self.micro_batch = 0  # backwards since the last update
         self._wrote = False  # since the last use in a forward
@@ -126,10 +128,37 @@ class ShardedModel(Closing):
     def leaves(self) -> Iterator[torch.Tensor]:
         """Yield the leaves of graphs by which a backward comes to its weights."""
         yield self.anchor
-        for weight in self.weights:
-            yield weight.parameter
+        for weight in self.living_weights():
+            if weight.parameter is not None:
+                yield weight.parameter
         for replicated in self.replicated:
             yield replicated.parameter
+
+    def living_weights(self) -> list[Weight]:
+        """Return its weights, and those that have left it and somebody still has."""
+        return [*self.weights, *self.departed.alive()] if self.departed else self.weights
+
+    def depart(self, weight: Weight) -> None:
+        """Note that no module of it has a weight any longer. All ranks do so. REQUIRES: no gradient is under way."""
+        self.weights.remove(weight)
+        weight.depart()
+        self.departed.add(weight)
+
+    def come_back(self, weight: Weight, parameter: torch.Tensor) -> None:
+        """Note that a module has a weight, by this parameter of it. All ranks do so."""
+        if not weight.departed:
+            weight.parameter = parameter
+            return
+        self.departed.discard(weight)
+        weight.come_back(parameter)
+        self.weights.append(weight)
+        self.weights.sort(key=lambda each: each.number)
+
+    def _remove_dead(self) -> None:
+        """Tell the runtime which weights this rank has no more. REQUIRES: no gradient is under way."""
+        numbers = self.departed.take_dead()
+        if numbers:
+            self.runtime.remove(numbers)
 
     def close(self) -> None:
         """Ends its streams. Not collective. Idempotent."""
@@ -188,16 +217,22 @@ class ShardedModel(Closing):
     def enter_forward(self) -> None:
         """Publish what a step has written, if its closure computes now. Throw if a step has damaged weights."""
         self.resume()
-        self.damage.refuse()
+        self._refuse_damaged()
         if self.batch is not None:
             self.batch.pause()
+
+    def _refuse_damaged(self) -> None:
+        """Throw if a step has damaged weights, unless they have left."""
+        if self.damage:
+            self.watch.look_if_changed()
+            self.damage.refuse()
 
     def reading_phase(self) -> Phase:
         """Return the phase of an operation by the dispatcher that reads a weight now."""
         reads_in_backward = self.in_backward()
         if not reads_in_backward and (self.tasks or self.recovery.is_due) and self.threads.trains_here():
             self.recovery.run()
-        self.damage.refuse()
+        self._refuse_damaged()
         if reads_in_backward:
             return Phase.RECOMPUTE if torch.is_grad_enabled() else Phase.BACKWARD
         if self._wrote:
@@ -303,6 +338,8 @@ class ShardedModel(Closing):
     def drain(self) -> None:
         """Collective: every gradient of every rank is added, then hooks are called."""
         self.resume()
+        if self.idle and not self._unmet:
+            self._remove_dead()
         self._meet(self.runtime.drain)
 
     def _meet(self, meeting: Callable[[], list[tuple[int, int, int]]]) -> None:
@@ -314,8 +351,9 @@ class ShardedModel(Closing):
             self._meeting = outer
 
     def _met(self, meeting: Callable[[], list[tuple[int, int, int]]]) -> None:
+        weights = self.living_weights()
         with DisableTorchFunctionSubclass(), torch.no_grad():
-            for weight in self.weights:
+            for weight in weights:
                 weight.before_drain()
             for replicated in self.replicated:
                 replicated.give()
@@ -328,7 +366,7 @@ class ShardedModel(Closing):
                         for replicated in self.replicated:
                             replicated.was_given(ranks)
                     add_beside_runtime(self)
-                    for weight in self.weights:
+                    for weight in weights:
                         weight.release()
                     self.begin_states()
                     shown.callback(self.end_states)
@@ -337,20 +375,24 @@ class ShardedModel(Closing):
                         self._discard()
                     raise
                 finally:
-                    for weight in self.weights:
+                    for weight in weights:
                         weight.after_drain(added)
                     changed = [each for each in self.replicated if each.take()]
             if self.states is not None:
                 self.states.adding = False
-        for weight in self.weights:
-            if weight.hooks.entries and weight.is_among(added):
+        for weight in weights:
+            if weight.hooks.entries and weight.is_among(added) and weight.parameter is not None:
                 weight.hooks.call(weight.parameter)
         for replicated in changed:
             replicated.hooks.call(replicated.parameter)
+        for weight in self.departed.alive():
+            weight.receive_no_more()
+        if not self.has_update:
+            self._remove_dead()
 
     def _discard(self) -> None:
         """Gradients without those of a rank that has abandoned its backward are worth nothing."""
-        for weight in self.weights:
+        for weight in self.living_weights():
             weight.discard()
         for replicated in self.replicated:
             replicated.discard()
@@ -383,7 +425,7 @@ class ShardedModel(Closing):
 
         self._meet(meeting)
         self.begin_states()
-        for weight in self.weights:
+        for weight in self.living_weights():
             if weight.together is not None:
                 weight.together.clear()
 
@@ -406,8 +448,7 @@ class ShardedModel(Closing):
             self.runtime.end_update()
         finally:
             self.threads.let_readers_in()
-        for weight in self.weights:
-            weight.drop_rows()
+        self.drop_rows()
         self.follow_frozen()
 
     def close_update(self) -> None:
@@ -420,7 +461,11 @@ class ShardedModel(Closing):
         self.threads.let_readers_in()
         if self._batch is not None:
             self._batch.lose(self)
-        for weight in self.weights:
+        self.drop_rows()
+
+    def drop_rows(self) -> None:
+        """Let go of rows that are published, of weights that are kept quantised only."""
+        for weight in self.living_weights():
             weight.drop_rows()
 
     def _readers(self, timeout: float | None) -> float:
@@ -448,7 +493,7 @@ class ShardedModel(Closing):
                 yield answers
                 return
             self.begin_states()
-            written = [each for each in self.weights if each in weights]
+            written = [each for each in self.living_weights() if each in weights]
             for weight in written:
                 if weight.together is not None:
                     weight.together.clear()
@@ -477,7 +522,7 @@ class ShardedModel(Closing):
         """Make room for states that other ranks read. Collective the first time."""
         if self.states is None and self.group.size > 1:
             self.states = SharedStates(self.core, self.group.rank, self.group.size, self.group.timeout)
-            for weight in self.weights:
+            for weight in self.living_weights():
                 weight.hide_master()
             self.show_masters()
 
@@ -529,7 +574,7 @@ class ShardedModel(Closing):
     def follow_frozen(self) -> None:
         """Parameters may be frozen, and released, at any time between backwards."""
         with DisableTorchFunctionSubclass():
-            for weight in self.weights:
+            for weight in self.living_weights():
                 weight.follow_frozen()
         for replicated in self.replicated:
             replicated.follow()

@@ -127,8 +127,8 @@ class _Plan:
 
 def weight_of(parameter: torch.Tensor) -> Weight | None:
     """Return the weight whose rows a row parameter has."""
-    weight: Weight | None = getattr(parameter, "etp_rows_of", None)
-    return weight
+    reference = getattr(parameter, "etp_rows_of", None)
+    return None if reference is None else reference()
 
 
 def _shape_of(parameter: torch.Tensor) -> torch.Size:

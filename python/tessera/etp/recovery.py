@@ -93,11 +93,11 @@ class Recovery:
             model.states.adding = False
         model.close_update()
         with DisableTorchFunctionSubclass(), torch.no_grad():
-            for weight in model.weights:
+            for weight in model.living_weights():
                 weight.before_abandon()
             lost = model.runtime.abandon(lost)
             model.runtime.added()
-            for weight in model.weights:
+            for weight in model.living_weights():
                 weight.after_abandon()
             for replicated in model.replicated:
                 replicated.put_back()

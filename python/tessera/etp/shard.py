@@ -177,6 +177,7 @@ def shard_module_(
         on_meta = [name for name, each in model.named_buffers() if each.is_meta]
         cut = _Cut(sharded, shapes, compute_dtype, publish)
         _take(model, groups, cut, named, chosen, init)
+        shapes.places.clear()  # `cut` lives on, and modules may leave the model
         for one in groups if on_meta else ():
             require_same_buffers(one.core, {name: model.get_buffer(name) for name in on_meta}, rules)
     if sharded is not None:
@@ -185,8 +186,7 @@ def shard_module_(
             if isinstance(module, Constructed) and not module.has_group:
                 module.list_experts(sharded)
         sharded.runtime.start()
-        for weight in sharded.weights:
-            weight.drop_rows()
+        sharded.drop_rows()
         sharded.show_masters()
         sharded.adopt = Adopter(sharded, choose.of_parameter, cut.make)
         sharded.buffers = Buffers(sharded.core, model, rules)

@@ -44,8 +44,22 @@ class Stack(Weight):
     ) -> None:
         """`late`: it is published at its first use after an update, and not by the update."""
         super().__init__(model, numbers, name, full, torch.Size(full.shape[1:]), format, compute, native, planes_only)
-        self.experts = [Expert(self, index) for index in range(len(numbers))]
+        self._experts: list[Expert] | None = None
         self._late = late
+
+    @property
+    def experts(self) -> list[Expert]:
+        """What `p[e]` gathers. They keep the stack alive: one that has departed keeps none of them."""
+        if self._experts is not None:
+            return self._experts
+        made = [Expert(self, index) for index in range(len(self.numbers))]
+        if not self.departed:
+            self._experts = made
+        return made
+
+    def depart(self) -> None:
+        super().depart()
+        self._experts = None
 
     @property
     def lead(self) -> torch.Size:
@@ -67,8 +81,7 @@ class Stack(Weight):
 
     def rename(self, name: str) -> None:
         self.name = name
-        for expert in self.experts:
-            expert.name = _name(self, expert.index)
+        self._experts = None  # which have names of their own
 
     @property
     def state(self) -> str:

@@ -127,7 +127,7 @@ def _resized(held: list[Held], full: dict[Weight, torch.nn.Parameter], untouched
             given = full[weight]
             swap(parameter, given)
             weight.parameter = given
-            weight.leave()
+            weight.model.depart(weight)
             put(module, name, parameter)
             found.append(parameter)
     return found

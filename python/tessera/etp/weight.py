@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -106,6 +107,7 @@ class Weight(Matrix):
         native: The shard is its quantised planes, and the parameter is the master that they are made from.
         planes_only: It is native, and no master is kept: rows are in memory while they are being loaded.
         has_rows: Whether they are now.
+        departed: It is in no module of its model any longer, and does not keep its parameter alive.
         compute: The dtype of the gathered weight.
         stride: The whole's; None: contiguous.
     """
@@ -142,16 +144,17 @@ class Weight(Matrix):
         self.fuses = False  # gradients are added to p.main_grad, and .grad stays as it is
         self.frozen = not full.requires_grad
         self.copied = True  # uses of it may write what they gather
+        self.departed = False
         self.started = True  # else the ranks have not told each other where its rows lie
         self.together: Experts | None = None  # weights that are gathered with it
         self.local = rows = self._room()
         with torch.no_grad():
             rows.copy_(self.cut(full))
         self.stride = stride_of(full)
-        self.store = self._store()
+        self._store: Any = self._make_store()  # this and the parameter; once it has departed, references to them
         self.gradient: LogicalTensor | None = None  # .grad of a deferred weight
         self.tensor_hooks = full._backward_hooks
-        self.parameter: Any = Weight.parameter_of(self, full.requires_grad)
+        self._parameter: Any = Weight.parameter_of(self, full.requires_grad)
         keep_part(full, self.parameter)
         full.sharded_as = name  # type: ignore[attr-defined]  # for optimisers that hold it still
         if model.inline:
@@ -171,7 +174,22 @@ class Weight(Matrix):
         self._master: SharedRows | None = None  # where other ranks read a master that does not travel
         self._gradient_memory = GradientMemory()
 
-    def _store(self) -> Store:
+    @property
+    def parameter(self) -> Any:
+        """What the model's modules have. None: it has departed, and nobody has that any longer."""
+        return self._parameter() if self.departed else self._parameter
+
+    @parameter.setter
+    def parameter(self, parameter: Any) -> None:
+        self._parameter = weakref.ref(parameter) if self.departed else parameter
+
+    @property
+    def store(self) -> Store:
+        """Its rows as those of a logical tensor."""
+        found: Store = self._store() if self.departed else self._store
+        return found
+
+    def _make_store(self) -> Store:
         """Return the rows as those of a logical tensor, in the whole's dims where they are slices of one."""
         lead = len(self.lead)
         sliced = self.shape[lead] == self.matrix[0]
@@ -189,7 +207,7 @@ class Weight(Matrix):
         if self._row_parameter is None:
             assert self.store.rows is not None
             self._row_parameter = torch.nn.Parameter(self.store.rows, requires_grad=True)
-            self._row_parameter.etp_rows_of = self  # type: ignore[attr-defined]
+            self._row_parameter.etp_rows_of = weakref.ref(self)  # type: ignore[attr-defined]
         return self._row_parameter
 
     def asks_nobody(self) -> bool:
@@ -218,6 +236,8 @@ class Weight(Matrix):
         as a factor of a product, which takes what the format makes of them. Within an update ranks read what their rows
         are now; that, and what is decoded of a weight that is kept quantised only, is collective."""
         model = self.model
+        if self.departed:
+            model.damage.refuse_use(self)
         if not (model.updating or self.travels_as(product)) and self._master is not None and self._reads_master:
             model.reading_phase()
             rows, spec = self.store.rows, self.store.spec
@@ -343,6 +363,8 @@ class Weight(Matrix):
         self, phase: Phase, expects_backward: bool = False, version: int | None = None
     ) -> tuple[torch.Tensor, int]:
         self.follow_released()
+        if self.departed:
+            self.model.damage.refuse_use(self)
         if self.together is not None and version in (None, self.version) and self.model.threads.trains_here():
             return self.together.one(self.number, phase, expects_backward)
         return Matrix.gather(self, phase, expects_backward, version)
@@ -553,9 +575,8 @@ class Weight(Matrix):
     def register(self) -> None:
         """Says where the next folds add: into .grad where that can be, for rounding and the order of additions are then
         those of one process. Called where torch sees no subclasses."""
-        parameter = self.parameter
-        if self.fuses:
-            self._memory = main_grad_of(parameter, self.name, self.local.shape)
+        if self.fuses and self.parameter is not None:
+            self._memory = main_grad_of(self.parameter, self.name, self.local.shape)
             self._point_at(self._memory)
             return
         grad = self.gradient
@@ -589,6 +610,8 @@ class Weight(Matrix):
         if place != self._registered:
             self._set_gradient(memory, dtype_name(self.dtype if memory is None else memory.dtype), empty)
             self._registered = place
+        if self.departed:
+            self.model.departed.receive(self, memory is not None)
 
     def _set_gradient(self, memory: torch.Tensor | None, dtype: str, empty: bool) -> None:
         address = 0 if memory is None else memory.data_ptr()
@@ -597,6 +620,10 @@ class Weight(Matrix):
     def release(self) -> None:
         """Let go of where gradients are added: the runtime has ended."""
         self._pointed = None
+
+    def receive_no_more(self) -> None:
+        """Have the runtime add to memory of its own: it may die now, and with it the memory that it has shown."""
+        self._point_at(None)
 
     def before_abandon(self) -> None:
         """Other ranks may have gradients for these rows, which are worth nothing, and are added somewhere nevertheless:
@@ -608,6 +635,8 @@ class Weight(Matrix):
         """Nothing is under way. Called where torch sees no subclasses."""
         self.after_drain(set())
         self._pointed, self._registered = None, UNKNOWN
+        if self.departed:
+            self.receive_no_more()
 
     def is_among(self, added: set[int]) -> bool:
         """Whether a gradient of it has been added, by numbers of the runtime."""
@@ -618,14 +647,18 @@ class Weight(Matrix):
         memory, self._memory = self._memory, None
         self._announced = None
         self.lent.clear()
-        if not self.model.inline:
-            _put_grad(self.parameter, None)  # autograd's placeholder
+        parameter = self.parameter
+        if not self.model.inline and parameter is not None:
+            _put_grad(parameter, None)  # autograd's placeholder
         if self.together is not None:
             self.together.clear()
-        if not self.is_among(added):
-            return
-        self._registered = (self._registered[0], False)
-        parameter = self.parameter
+        if self.is_among(added):
+            self._registered = (self._registered[0], False)
+            if parameter is not None:
+                self._take_added(parameter, memory, added)
+
+    def _take_added(self, parameter: Any, memory: torch.Tensor | None, added: set[int]) -> None:
+        """Have .grad be what has been added to `memory`; None: to the runtime's."""
         if self.fuses:
             parameter.grad_added_to_main_grad = True
             return
@@ -655,9 +688,11 @@ class Weight(Matrix):
     def discard(self) -> None:
         """What is accumulated is worth nothing. Some of it may have been added where the next gradient will lie."""
         self.gradient = None
+        self._registered = UNKNOWN
+        if self.parameter is None:
+            return
         if self.model.inline:
             _put_grad(self.parameter, None)
-        self._registered = UNKNOWN
         if self.fuses:
             main_grad_of(self.parameter, self.name, self.local.shape).zero_()
 
@@ -673,9 +708,24 @@ class Weight(Matrix):
 
     # --- structure
 
-    def leave(self) -> None:
-        """It is in no module of its model any longer. Whoever holds the parameter may use it on."""
-        self.gradient = None
+    def depart(self) -> None:
+        """Be in no module of its model any longer: what has been accumulated is forgotten. Whoever has the parameter
+        may use it on. REQUIRES: no gradient is under way."""
+        self.gradient = self._row_parameter = None
+        self._point_at(None)
+        parameter, store = self.parameter, self.store
+        self.departed = True
+        self._parameter, self._store = weakref.ref(parameter), weakref.ref(store)
+        together = self.together
+        if together is not None and all(each.departed for each in together.weights):
+            for each in together.weights:
+                each.together = None
+
+    def come_back(self, parameter: Any) -> None:
+        """Be a module's again, which has this parameter of it."""
+        store = self.store
+        self.departed = False
+        self._parameter, self._store = parameter, store
 
     # --- updates
 
@@ -688,6 +738,8 @@ class Weight(Matrix):
 
     def follow_frozen(self) -> None:
         """Called with torch functions of subclasses disabled."""
+        if self.parameter is None:
+            return
         frozen = not self.parameter.requires_grad
         if frozen != self.frozen:
             self.require_trainable()

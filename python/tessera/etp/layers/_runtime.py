@@ -110,8 +110,7 @@ class LayersModel(ShardedModel):
     def start(self, layer: torch.nn.Module) -> None:
         """Once its parameters have been added. Collective."""
         self.runtime.start()
-        for weight in self.weights:
-            weight.drop_rows()
+        self.drop_rows()
         self.show_masters()
         self.watch.add_tied(layer)
 
