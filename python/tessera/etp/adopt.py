@@ -26,7 +26,7 @@ from .module_states import watch_states
 from .parameter import LogicalParameter
 from .refusals import kind_refused
 from .replicated import Replicated
-from .structure import Place, Structure, can_swap, is_script, places_in, swap
+from .structure import Place, Structure, become_parameters, can_swap, is_script, places_in, swap
 from .telling import answers_of, json_of, known, told_of
 from .weight import Weight
 
@@ -52,6 +52,7 @@ class Adopter:
         model = self.model
         structure = model.watch.structure
         assert structure is not None
+        become_parameters(root)
         found: dict[int, list[Place]] = {}
         for place in places_in(root):
             found.setdefault(id(place.parameter), []).append(place)

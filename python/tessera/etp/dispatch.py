@@ -267,6 +267,8 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _SAME:
             same = LogicalTensor(tensor.store, tensor.chain, tensor.rows, tensor.spec, tensor.known_outline)
             torch._functionalize_unsafe_set(same, tensor)
+            if tensor.store.weight is not None:
+                tensor.store.note_alias(same)
             return same
         outlines = func(tensor.outline(), *rest, **kwargs)
         many = isinstance(outlines, (list, tuple))
@@ -276,6 +278,8 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             rows, spec = _rows_of_view(func, tensor, rest, kwargs, outline, number)
             made.append(LogicalTensor(tensor.store, chain, rows, spec, outline))
             torch._functionalize_unsafe_set(made[-1], tensor)  # is_alias_of() of C++ compares storages
+            if tensor.store.weight is not None:
+                tensor.store.note_alias(made[-1])
     return made if many else made[0]
 
 

@@ -46,6 +46,7 @@ class HandedOver:
         self._lists: list[tuple[dict[str, Any], list[Any]]] = []  # groups, and their parameters
         self._states: list[tuple[Weight, dict[str, Any], dict[str, LogicalTensor]]] = []
         self._versions: list[tuple[torch.Tensor, int]] = []  # of parameters and states, before the step
+        self._order: list[Any] = []  # of the keys of states, likewise
 
     def begin(self) -> None:
         """Compare what the step depends on, begin the update, and hand rows over. Collective."""
@@ -54,6 +55,7 @@ class HandedOver:
         self.require_same()
         self._batch.has_compared = True
         self._batch.begin([weight for _, weights in self._updates for weight in weights])
+        self._order = list(self._optimizer.state)
         with torch.no_grad():
             for _, weights in self._updates:
                 for weight in weights:
@@ -149,10 +151,20 @@ class HandedOver:
                     state[key] = weight.state_of(key, value)
                     state[key].store.written(self._stamp)
             self._optimizer.state[parameter] = state
+        self._put_in_order()
         written = [weight.parameter for weight, *_ in states]
         if written:
             with DisableTorchFunctionSubclass():
                 torch.autograd.graph.increment_version(written)
+
+    def _put_in_order(self) -> None:
+        """Have states be in the order that they have in plain torch: as before the step, new ones by their groups."""
+        states, order = self._optimizer.state, self._order
+        if len(order) < len(states):
+            order = [*order, *(each for group in self._optimizer.param_groups for each in group["params"])]
+        for key in dict.fromkeys(order):
+            if key in states:
+                states[key] = states.pop(key)
 
 
 def counts_writes(kind: type) -> bool:

@@ -177,7 +177,21 @@ def _norms(gradients: list[torch.Tensor], order: float, together: bool) -> list[
     core = _core.ShardGroup.single("norm") if group is None else group.core
     if model is not None and model.replicas == 1:
         core = model.core
+    if core.size > 1:
+        _require_same(core, [gradient.store for gradient in gradients if is_sharded(gradient)])
     return _core.etp_norms(core, parts, order, together)
+
+
+def _require_same(core: _core.ShardGroup, stores: list[Store]) -> None:
+    """Throw, on all ranks, if they have not written the same into tensors whose rows are added up. Collective."""
+    stamps = [store.stamp for store in stores]
+    told = stamp_of("norms", [], stamps).to_bytes(8, "little", signed=True)
+    if len(set(core.exchange("what a norm is of", told))) == 1:
+        return
+    form = f"<{len(stamps)}q"
+    every = list(numbers_of(core.exchange("what differs", struct.pack(form, *stamps)), form, "what differs"))
+    for store, *of_ranks in zip(stores, *every, strict=True):
+        store.require_same(of_ranks)
 
 
 # --- operations of the dispatcher on gradients, whose norms are collective and do not depend on the number of ranks

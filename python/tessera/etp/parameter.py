@@ -113,9 +113,7 @@ class LogicalParameter(LogicalTensor, torch.nn.Parameter):
         if sys._getframe(1).f_code is _makes_parameters:  # nn.Parameter(p), a new leaf over the same memory
             return LogicalParameter.of_weight(self.etp, False)
         with DisableTorchFunctionSubclass():
-            taken = super().detach()
-        self.store.note_data(taken)
-        return taken
+            return super().detach()
 
     def _require_movable(self, device: torch.device) -> None:
         if not torch.is_grad_enabled():  # as Module.to() is, which puts the copy in the parameter's place

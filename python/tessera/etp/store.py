@@ -161,7 +161,7 @@ class Store:
 
     __slots__ = (
         "__weakref__",
-        "_data",
+        "_aliases",
         "_memory",
         "blank",
         "dtype",
@@ -205,7 +205,7 @@ class Store:
         self.shared: SharedRows | None = None
         self.writes = 0
         self._memory: tuple[int, weakref.ref[torch.Tensor]] | None = None  # of which version, as long as one has it
-        self._data: list[weakref.ref[Any]] = []  # that a program has taken as .data or detach() of this one
+        self._aliases: weakref.WeakValueDictionary[int, torch.Tensor] | None = None  # by id: tensors are not compared
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Store:
         return self
@@ -242,7 +242,7 @@ class Store:
                 found, stamps = self.shared.read(what, self.spec, self.rows, self.stamp)
             else:
                 found, stamps = self.spec.gather(what, self.rows, self.stamp)
-            self._require_same(stamps)
+            self.require_same(stamps)
         if self.stride is None:
             return found.contiguous()
         return torch.empty_strided(self.spec.shape, tuple(self.stride), dtype=found.dtype).copy_(found)
@@ -257,15 +257,21 @@ class Store:
             self._memory = version, weakref.ref(found)
         return found
 
-    def note_data(self, taken: Any) -> None:
-        """Remember a tensor that a program takes as .data or by detach(), as long as it has it."""
-        self._data = [each for each in self._data if each() is not None]
-        self._data.append(weakref.ref(taken))
+    def note_alias(self, alias: torch.Tensor) -> None:
+        """Remember a tensor that has the memory of a weight as the parameter has it: .data, detach(), a view."""
+        if self._aliases is None:
+            self._aliases = weakref.WeakValueDictionary()
+        self._aliases[id(alias)] = alias
 
-    def take_data(self) -> list[Any]:
-        """Return those that it still has, once."""
-        taken, self._data = [each() for each in self._data], []
-        return [each for each in taken if each is not None]
+    def forget_alias(self, alias: torch.Tensor) -> None:
+        """Have no reference to it: torch swaps no tensor that has one."""
+        if self._aliases is not None:
+            self._aliases.pop(id(alias), None)
+
+    def take_aliases(self) -> list[Any]:
+        """Return those that somebody still has, once."""
+        aliases, self._aliases = self._aliases, None
+        return [] if aliases is None else list(aliases.values())
 
     @property
     def version(self) -> int:
@@ -296,7 +302,8 @@ class Store:
         if self.shared is not None:
             self.shared.note(stamp)
 
-    def _require_same(self, stamps: list[int]) -> None:
+    def require_same(self, stamps: list[int]) -> None:
+        """Throw if the stamps of ranks differ: they have not written the same."""
         other = next((rank for rank, stamp in enumerate(stamps) if stamp != stamps[0]), None)
         if other is not None:
             raise InvalidArgumentError(

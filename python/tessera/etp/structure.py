@@ -81,8 +81,20 @@ def become_parameter(tensor: LogicalTensor) -> None:
     swap(tensor, made)
 
 
+def become_parameters(root: torch.nn.Module) -> None:
+    """Have sharded tensors that a program has made parameters of modules be parameters of the package: torch calls no
+    hook for `module._parameters[key] = nn.Parameter(p.data)`."""
+    for module in root.modules():
+        if not is_script(module):
+            for parameter in module._parameters.values():
+                if isinstance(parameter, LogicalTensor) and not isinstance(parameter, LogicalParameter):
+                    become_parameter(parameter)
+
+
 def can_swap(tensor: torch.Tensor) -> bool:
     """Tell whether no graph and nothing of C++ holds a tensor that is to become another one in place."""
+    if isinstance(tensor, LogicalTensor):
+        tensor.store.forget_alias(tensor)
     with DisableTorchFunctionSubclass():
         uses: int = tensor._use_count()  # type: ignore[attr-defined]
         return uses == 1 and tensor.is_leaf and not weakref.getweakrefs(tensor)
@@ -90,6 +102,9 @@ def can_swap(tensor: torch.Tensor) -> bool:
 
 def swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Have two tensors take over what the other one is: whoever holds one holds the other's contents."""
+    for each in (tensor, other):
+        if isinstance(each, LogicalTensor):
+            each.store.forget_alias(each)
     with DisableTorchFunctionSubclass():
         hooks = [(each.__get__(tensor), each.__get__(other)) for each in _HOOKS]
         torch.utils.swap_tensors(tensor, other)  # type: ignore[no-untyped-call]
@@ -130,14 +145,10 @@ class Structure:
     def __init__(self, root: torch.nn.Module) -> None:
         self._seen = changes.count
         self.places = list(places_in(root))
-        self._held = [
-            (place.module._parameters, place.key, place.parameter)
-            for place in self.places
-            if not is_script(place.module)
-        ]
+        self._held = [place[1:] for place in self.places if not is_script(place.module)]
         self.known = {id(place.parameter): place for place in reversed(self.places)}
         self._parts = [
-            (module._modules, name, child)
+            (module, name, child)
             for module in root.modules()
             if not is_script(module)
             for name, child in module._modules.items()
@@ -156,10 +167,10 @@ class Structure:
 
     def stands(self) -> bool:
         """Tell whether every known place has what it had."""
-        for parameters, key, parameter in self._held:
-            if parameters.get(key) is not parameter:
+        for module, key, parameter in self._held:
+            if module._parameters.get(key) is not parameter:
                 return False
-        return all(modules.get(name) is child for modules, name, child in self._parts)
+        return all(module._modules.get(name) is child for module, name, child in self._parts)
 
 
 def is_script(module: torch.nn.Module) -> bool:

@@ -171,10 +171,7 @@ class LogicalTensor(torch.Tensor):
 
     @property
     def data(self) -> Any:
-        taken = self.detach()
-        if self.store.weight is not None and not self.chain:
-            self.store.note_data(taken)
-        return taken
+        return self.detach()
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
@@ -200,33 +197,73 @@ class LogicalTensor(torch.Tensor):
         self.require_like(new)
         what = f".data of {self.store}"
         with torch.no_grad():
-            if self.store.weight is not None or self.chain:
-                if not self.chain:
-                    self._leave_data(new)
-                self.copy_(new)
+            if self._is_parameter():
+                self._write_data(new)
+                return
+            if self.chain:
+                self._leave(new)
                 return
             if is_sharded(new) and new.spec is not None and not new.chain and new.spec.is_like(self.spec):
-                new.store.kept = self.store.kept
-                new.store.name = new.store.name or self.store.name
+                if self.store.weight is None:
+                    new.store.kept = self.store.kept
+                    new.store.name = new.store.name or self.store.name
                 self.become(new)
                 return
             whole = new.whole() if isinstance(new, LogicalTensor) else new.detach()
             if not agree(self.store, what, digest_of([whole])):
                 raise refuse_difference(what)
             rows = self.store.spec.cut(whole).clone(memory_format=torch.contiguous_format)
-            store = self.store
+            store, kept = self.store, self.store.kept and self.store.weight is None
             self.become(
                 LogicalTensor.of(
-                    Store(store.model, store.spec, rows, store.dtype, name=store.name, kept=store.kept, held=store.held)
+                    Store(store.model, store.spec, rows, store.dtype, name=store.name, kept=kept, held=store.held)
                 )
             )
 
-    def _leave_data(self, new: torch.Tensor) -> None:
-        """Have what a program has taken as .data keep its values: in plain torch it keeps the memory that this tensor
-        leaves. The rows of a weight stay where they are."""
-        for taken in self.store.take_data():
-            if taken is not new and taken.store is self.store and not taken.chain:
-                taken.become(copy_of(taken))
+    def _is_parameter(self) -> bool:
+        """Tell whether this is a weight itself, whose rows stay where they are."""
+        return self.store.weight is not None and not self.chain and isinstance(self, torch.nn.Parameter)
+
+    def _write_data(self, new: torch.Tensor) -> None:
+        """Have a weight get other values, and what has had its memory keep the values of before: in plain torch that
+        keeps the memory which the parameter leaves."""
+        store = self.store
+        aliases = [
+            each for each in store.take_aliases() if each is not self and each is not new and each.store is store
+        ]
+        left = copy_of(self).store if aliases else store
+        try:
+            self.copy_(new)
+        except BaseException:
+            left = store
+            raise
+        finally:
+            for alias in aliases:
+                if left is store:
+                    store.note_alias(alias)
+                else:
+                    alias.move_to(left)
+
+    def move_to(self, store: Store) -> None:
+        """Be the same view of a copy of the store."""
+        before, rows = self.store.rows, self.rows
+        self.store = store
+        if not self.chain:
+            self.become(LogicalTensor.of(store))
+        elif before is not None and rows is not None and store.rows is not None:
+            at = store.rows.storage_offset() + rows.storage_offset() - before.storage_offset()
+            self.rows = store.rows.as_strided(rows.shape, rows.stride(), at)
+
+    def _leave(self, new: torch.Tensor) -> None:
+        """Have a view get other memory than what it is a view of: what it becomes is the rank's own."""
+        if isinstance(new, LogicalTensor):
+            self.become(new.detach())  # type: ignore[arg-type]
+            return
+        model = self.store.model
+        spec = Spec(self.store.spec.group, torch.Size(new.shape), None, 1, 1)
+        store = Store(model, spec, None, new.dtype, new.stride(), name=self.store.name, held=self.store.held)
+        store.become_own(new.detach())
+        self.become(LogicalTensor.of(store))
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As torch's; "cpu:0" and its like are where it is."""

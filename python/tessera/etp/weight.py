@@ -370,7 +370,12 @@ class Weight(Matrix):
         return Matrix.gather(self, phase, expects_backward, version)
 
     def wanted(self) -> bool:
-        """Whether the backward that is under way is to give it a gradient: one with inputs= may not."""
+        """Whether the backward that is under way is to give it a gradient: one with inputs= may not, and it may have
+        been frozen since its forward."""
+        parameter = self.parameter
+        with DisableTorchFunctionSubclass():
+            if parameter is not None and not parameter.requires_grad:
+                return False
         chosen = self.model.wanted
         if chosen is not None:
             return self.number in chosen
@@ -405,11 +410,15 @@ class Weight(Matrix):
             reduced: torch.Tensor = Reduce.apply(gradient, self)  # type: ignore[no-untyped-call]
             for hook in list((self.tensor_hooks or {}).values()):
                 replaced = hook(reduced)
+                if isinstance(replaced, torch.Tensor) and not is_sharded(replaced) and not replaced.requires_grad:
+                    replaced = self.as_gradient(replaced)
                 reduced = reduced if replaced is None else replaced
             return reduced
         refuse_twice(self)
         self.model.enter_backward()
-        if self.model.wanted is None or self.number in self.model.wanted:
+        with DisableTorchFunctionSubclass():
+            trains = self.parameter is None or self.parameter.requires_grad
+        if trains and (self.model.wanted is None or self.number in self.model.wanted):
             with torch.no_grad():
                 self.give(_dense(gradient))
         if gradient.is_sparse:  # autograd wants one of the same layout, and has no operations on a placeholder of it

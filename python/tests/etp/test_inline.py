@@ -63,3 +63,18 @@ def test_a_rank_that_leaves_amid_a_reduction_is_named() -> None:
     told = launch(_left_amid_a_reduction, 2)
     assert "rank 1" in told[0] and "in flight" not in told[0]
     assert "rank 1 leaves" in told[1]
+
+
+def _hooks_that_differ(rank: int) -> str:
+    with etp.init_group(timeout=20) as group:
+        model = etp.shard_module_(built(), group, **etp_inline_scenarios.OPTIONS)
+        weight = model.down.weight
+        weight.register_hook(lambda gradient: torch.full(gradient.shape, 1.0 + rank))
+        with pytest.raises(tessera.Error) as caught:
+            weight.square().sum().backward()
+        return str(caught.value)
+
+
+def test_gradients_that_hooks_replace_differently_are_refused() -> None:
+    for text in launch(_hooks_that_differ, 2):
+        assert "down.weight would write different values on different ranks" in text

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+import tessera
 import torch
 from etp_models import Run, adamw, as_bytes, built
 from tessera import etp
@@ -77,3 +78,32 @@ def test_only_local_gives_this_ranks_rows(found: dict[int, list[dict[str, Any]]]
     assert [each["rows"] for each in found[4]] == [64, 64, 64, 11]
     assert all(each["plain"] for each in found[4])
     assert {each["kept"] for each in found[4]} == {"LogicalTensor"}
+
+
+def _apart(rank: int) -> dict[str, str]:
+    """What each rank has made of its rows by a number of its own."""
+    found: dict[str, str] = {}
+    with etp.init_group(timeout=20) as group:
+        model = etp.shard_module_(built(), group)
+        weight = model.up.weight
+        takes = {
+            "norm": lambda tensor: tensor.norm(),
+            "vector_norm": torch.linalg.vector_norm,
+            "foreach": lambda tensor: torch._foreach_norm([tensor, torch.ones(3)]),
+            "sum": lambda tensor: tensor.sum(),
+        }
+        for name, take in takes.items():
+            average = weight.detach().clone()
+            average.lerp_(weight.detach() * 2, 0.1 * (rank + 1))
+            with pytest.raises(tessera.Error) as caught:
+                take(average)
+            found[name] = str(caught.value)
+        same = weight.detach().clone().mul_(2)
+        assert all(math.isfinite(float(each)) for each in (same.norm(), *torch._foreach_norm([same])))
+    return found
+
+
+def test_norms_of_what_ranks_have_not_written_alike_are_refused() -> None:
+    for found in launch(_apart, 2):
+        for name, text in found.items():
+            assert "up.weight: ranks 0 and 1 have not written the same" in text, (name, text)

@@ -98,6 +98,82 @@ def replaced_in_place_of_none(run: Run) -> Any:
     return _trained(run, model)
 
 
+def replaced_past_the_hooks(run: Run) -> Any:
+    """By tensors that come from sharded ones, which stay sharded."""
+    found = []
+    for put in (
+        lambda module, new: module._parameters.__setitem__("weight", new),
+        lambda module, new: module._parameters.update(weight=new),
+        lambda module, new: setattr(module, "_parameters", {**module._parameters, "weight": new}),
+        lambda module, new: module.__dict__.update(_parameters={**module._parameters, "weight": new}),
+    ):
+        for trains_before in (False, True):
+            model = run.sharded(built(Net))
+            if trains_before:
+                _trained(run, model)
+            put(model.b, torch.nn.Parameter(model.b.weight.detach() * 0.5))
+            found.append(_trained(run, model))
+    return found
+
+
+def modules_in_place(run: Run) -> Any:
+    model = run.sharded(built(Net))
+    model._modules = {**model._modules, "b": seeded(lambda: torch.nn.Linear(SIZE, 40))}
+    return _trained(run, model)
+
+
+def former_memory(run: Run) -> Any:
+    """What has had a parameter's memory keeps it where the parameter gets other memory, and is written there."""
+    model = run.sharded(built(Net))
+    weight = model.b.weight
+    data, taken, row, turned, flat, part = (
+        weight.data,
+        weight.detach(),
+        weight.data[3],
+        weight.detach().t(),
+        weight.data.view(-1),
+        weight.detach()[:, 5:9],
+    )
+    kept = weight[7]
+    weight.data = torch.full((SIZE, SIZE), 0.25)
+    row.fill_(7)
+    part.mul_(2)
+    data.add_(1)
+    found = [as_bytes(run.whole(each).detach()) for each in (data, taken, row, turned, flat, part, kept, weight)]
+    weight.data[2].data = torch.ones(SIZE)  # a view gets other memory, and the parameter does not
+    weight.detach().data = torch.ones(SIZE, SIZE)
+    return found, as_bytes(run.whole(weight).detach()), _trained(run, model)
+
+
+def frozen_amid(run: Run) -> Any:
+    """Between a forward and its backward."""
+    model = run.sharded(built(Net))
+
+    def freezes(model: Any, number: int) -> torch.Tensor:
+        value = loss(model, number)
+        model.a.requires_grad_(False)
+        model.emb.weight.requires_grad_(False)
+        return value
+
+    run.backward(model, freezes)
+    names = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    found = run.gradients(model)
+    model.requires_grad_(True)
+    return names, found, _trained(run, model)
+
+
+def order_of_states(run: Run) -> Any:
+    model = run.sharded(built(Net))
+    optimizer = adamw(model.parameters())
+    found = []
+    for _ in range(2):
+        _trained(run, model, optimizer=optimizer)
+        found.append([tuple(state["exp_avg"].shape) for state in optimizer.state.values()])
+        model.extra = seeded(lambda: torch.nn.Linear(SIZE, 5))
+        optimizer.add_param_group({"params": list(model.extra.parameters())})
+    return found, list(optimizer.state_dict()["state"])
+
+
 def adapter_by_hook(run: Run) -> Any:
     model = run.sharded(built(Net))
     for parameter in model.parameters():
