@@ -152,6 +152,10 @@ class ModuleWatch:
         """Tell whether torch has told of a change of some module since the last look."""
         return self.structure is not None and not self.structure.is_current
 
+    def differs(self) -> bool:
+        """Tell whether the module has something else than at the last look, also where torch has told of nothing."""
+        return self.structure is not None and not (self.structure.is_current and self.structure.stands())
+
     def has_any_of(self, parameters: Container[int]) -> bool:
         """Tell whether the module has one of these parameters, by id."""
         return self.module is not None and any(id(each) in parameters for each in self.module.parameters())

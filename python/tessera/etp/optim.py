@@ -173,12 +173,12 @@ def _warn_of_others(optimizer: torch.optim.Optimizer, models: list[ShardedModel]
 @collective("an optimiser's step")
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Before any step: have the step of this class see to sharded parameters."""
-    changed = [known for known in models_of_this_process() if known.watch.has_changed]
+    changed = [known for known in models_of_this_process() if known.watch.differs()]
     if changed:  # their new parameters may be all that this one holds
         parameters = {id(parameter) for _, parameter in numbered(optimizer)}
         for known in changed:
             if known.watch.has_any_of(parameters):
-                known.watch.look()
+                known.watch.look(thorough=True)
     if optimizer in _looked_at:
         _tell_of_hooks(optimizer)
         if getattr(type(optimizer).step, "in_batch", False):

@@ -72,7 +72,7 @@ def update(model: torch.nn.Module, timeout: float | None = None) -> Iterator[Non
             if each.batch is not None and each.batch.name != _UPDATE:  # of a step
                 each.batch.begin(weights)
                 continue
-            each.watch.look()
+            each.watch.look(thorough=True)
             each.require_no_update()
             own.append((each, weights))
         if own:

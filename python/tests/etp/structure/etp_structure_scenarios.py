@@ -116,6 +116,19 @@ def replaced_past_the_hooks(run: Run) -> Any:
     return found
 
 
+def past_the_hooks_without_the_root(run: Run) -> Any:
+    model = run.sharded(built(Net))
+
+    def of_parts(model: Any, number: int) -> torch.Tensor:
+        return model.b(model.a(model.emb(ids(number)))).square().mean()
+
+    run.train(model, adamw(model.parameters()), loss=of_parts)
+    model.b._parameters["weight"] = torch.nn.Parameter(model.b.weight.detach() * 0.5)
+    model.a._parameters["weight"] = seeded(lambda: torch.nn.Parameter(torch.randn(SIZE, SIZE) / 8))
+    run.train(model, adamw(model.parameters()), loss=of_parts)
+    return run.weights(model)
+
+
 def modules_in_place(run: Run) -> Any:
     model = run.sharded(built(Net))
     model._modules = {**model._modules, "b": seeded(lambda: torch.nn.Linear(SIZE, 40))}
