@@ -26,7 +26,16 @@ from .module_states import watch_states
 from .parameter import LogicalParameter
 from .refusals import kind_refused
 from .replicated import Replicated
-from .structure import Place, Structure, become_parameters, can_swap, is_script, places_in, swap
+from .structure import (
+    Place,
+    Structure,
+    become_parameters,
+    can_swap,
+    is_script,
+    leave_hooks,
+    places_in,
+    swap,
+)
 from .telling import answers_of, json_of, known, told_of
 from .weight import Weight
 
@@ -56,8 +65,13 @@ class Adopter:
         found: dict[int, list[Place]] = {}
         for place in places_in(root):
             found.setdefault(id(place.parameter), []).append(place)
-        new = [places for key, places in found.items() if key not in structure.known]
-        lost = [place for key, place in structure.known.items() if key not in found]
+        swapped = structure.swapped()
+        unknown = {id(place.parameter) for place in swapped}
+        new = [places for key, places in found.items() if key not in structure.known or key in unknown]
+        for place in swapped:
+            leave_hooks(place.parameter)
+        left = {id(place.parameter) for place in swapped if not isinstance(place.parameter, LogicalParameter)}
+        lost = [place for key, place in structure.known.items() if key not in found or key in left]
         others = [places for places in new if _is_of_another(places[0].parameter, model)]
         own = [places for places in new if places not in others]
         buffers = model.buffers.new_in(root) if model.buffers is not None else {}
@@ -114,7 +128,8 @@ class Adopter:
         if isinstance(parameter, LogicalParameter):
             weight = parameter.etp
             current = weight.parameter
-            if current is not parameter and any(place.parameter is current for place in places_in(root)):
+            shares = current is not parameter and isinstance(current, LogicalParameter) and current.etp is weight
+            if shares and any(place.parameter is current for place in places_in(root)):
                 raise InvalidArgumentError(
                     f"{name} has the memory of {weight.name}, as another parameter, and both are in the model: tie "
                     f"them by giving both modules one parameter, or copy it: nn.Parameter(etp.whole(p).clone())"
@@ -199,6 +214,7 @@ class Adopter:
         if isinstance(parameter, LogicalParameter):
             weight = parameter.etp
             model.come_back(weight, parameter)
+            parameter.receive()
             weight.rename(name)
             return
         assert isinstance(parameter, torch.nn.Parameter)

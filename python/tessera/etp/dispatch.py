@@ -445,7 +445,6 @@ def _new_rows(
     made = _call(func, lambda t: t.rows if isinstance(t, LogicalTensor) else t, args, kwargs)
     store, spec, name = first.store, first.spec, _name_of(func)
     assert spec is not None
-    stores = [each.store for each in sharded]
     single = isinstance(made, torch.Tensor)
 
     is_constant = name in _CONSTANTS
@@ -462,7 +461,7 @@ def _new_rows(
             return rows
         made = Store(store.model, spec, rows, rows.dtype, stride, stamp, held=held)
         made.blank = name == "empty_like"
-        recipe = Recipe(again, () if is_constant else stores)
+        recipe = Recipe(again, () if is_constant else sharded)
         made.recipe = recipe if single and recipe.depth <= Recipe.MOST else None
         return LogicalTensor.of(made)
 

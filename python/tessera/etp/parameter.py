@@ -33,6 +33,8 @@ _CUTS = (torch.chunk, torch.Tensor.chunk)
 def _grad_of(parameter: LogicalParameter) -> torch.Tensor | None:
     weight = parameter.etp
     if not weight.model.inline:
+        if weight.parameter is not parameter and weight.has_lost_parameter():
+            weight.parameter = parameter
         return weight.gradient if weight.parameter is parameter else None
     with DisableTorchFunctionSubclass():
         return torchs_grad.__get__(parameter)  # type: ignore[no-any-return]
@@ -81,15 +83,20 @@ class LogicalParameter(LogicalTensor, torch.nn.Parameter):
         """Make the parameter of a weight."""
         store = weight.store
         made = cls(store, (), store.rows, None if store.rows is None else store.spec, requires_grad=requires_grad)
-        reference = weakref.ref(weight)
+        made.receive()
+        return made
+
+    def receive(self) -> None:
+        """Have its weight take the gradients that autograd has for it. torch.utils.swap_tensors() leaves hooks where
+        they are."""
+        reference = weakref.ref(self.etp)
 
         def arrive(gradient: torch.Tensor | None) -> torch.Tensor | None:
             weight = reference()
             return gradient if gradient is None or weight is None else weight.arrive(gradient)
 
         with DisableTorchFunctionSubclass():
-            _torchs_hooks.__set__(made, {0: arrive})  # the only hook of the leaf that autograd knows
-        return made
+            _torchs_hooks.__set__(self, {0: arrive})  # the only hook of the leaf that autograd knows
 
     @classmethod
     @left_out
@@ -114,6 +121,12 @@ class LogicalParameter(LogicalTensor, torch.nn.Parameter):
             return LogicalParameter.of_weight(self.etp, False)
         with DisableTorchFunctionSubclass():
             return super().detach()
+
+    def module_load(self, other: torch.Tensor, assign: bool = False) -> torch.Tensor:
+        """Take a state's values where torch swaps parameters (torch.__future__): return what is swapped with this."""
+        with torch.no_grad():
+            self.copy_(other)
+        return LogicalParameter.of_weight(self.etp, self.requires_grad)
 
     def _require_movable(self, device: torch.device) -> None:
         if not torch.is_grad_enabled():  # as Module.to() is, which puts the copy in the parameter's place

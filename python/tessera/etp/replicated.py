@@ -126,6 +126,8 @@ class Replicated:
             self.parameter._backward_hooks = None
             self.attach()
         elif self._handle is None and self.parameter.requires_grad:
+            if not self.parameter._backward_hooks:
+                self.parameter._backward_hooks = None  # a dict that torch.utils.swap_tensors() has left is not called
             with DisableTorchFunction():  # `with torch.device(...)` would come to what replaces it
                 self._handle = _register_hook(self.parameter, self._arrives)
 

@@ -24,6 +24,7 @@ from .tracers import refuse_tracers
 if TYPE_CHECKING:
     from .model import ShardedModel
     from .shared_states import SharedRows
+    from .tensor import LogicalTensor
     from .weight import Weight
 
 _STAMP_BYTES = 8
@@ -119,19 +120,21 @@ class Recipe:
 
     MOST = 8  # operations in a row: what a program makes of its own results again and again is gathered
 
-    __slots__ = ("_make", "_stores", "depth")
+    __slots__ = ("_make", "_operands", "depth")
     depth: int
 
-    def __init__(self, make: Callable[[], torch.Tensor], stores: Iterable[Store]) -> None:
-        """`make` computes the whole; `stores` are those of its operands, as they are now."""
+    def __init__(self, make: Callable[[], torch.Tensor], operands: Iterable[LogicalTensor]) -> None:
+        """`make` computes the whole of its operands, as they are now."""
         self._make = make
-        self._stores = [(store, store.version) for store in stores]
-        self.depth = 1 + max(
-            (0 if store.recipe is None else store.recipe.depth for store, _ in self._stores), default=0
-        )
+        self._operands = [(tensor, tensor.store, tensor.store.version) for tensor in operands]
+        depths = [0 if store.recipe is None else store.recipe.depth for _, store, _ in self._operands]
+        self.depth = 1 + max(depths, default=0)
 
     def stands(self) -> bool:
-        return all(store.version == version and store.asks_nobody() for store, version in self._stores)
+        return all(
+            tensor.store is store and store.version == version and store.asks_nobody()
+            for tensor, store, version in self._operands
+        )
 
     def make(self) -> torch.Tensor:
         return self._make()

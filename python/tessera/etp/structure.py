@@ -116,6 +116,12 @@ def swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
             each.__set__(other, own)
 
 
+def leave_hooks(tensor: torch.Tensor) -> None:
+    """Take from a tensor the hooks that autograd calls for what it was before it was swapped with another one."""
+    with DisableTorchFunctionSubclass():
+        _HOOKS[0].__set__(tensor, None)
+
+
 class Place(NamedTuple):
     """Where a module has a parameter."""
 
@@ -148,8 +154,10 @@ class Structure:
     def __init__(self, root: torch.nn.Module) -> None:
         self._seen = changes.count
         self.places = list(places_in(root))
-        self._held = [place[1:] for place in self.places if not is_script(place.module)]
         self.known = {id(place.parameter): place for place in reversed(self.places)}
+        # torch.utils.swap_tensors() makes a parameter another one, which is the same object.
+        self._held = [(*place[1:], _kind_of(place.parameter)) for place in self.places if not is_script(place.module)]
+        self._kinds = {key: _kind_of(place.parameter) for key, place in self.known.items()}
         self._parts = [
             (module, name, child)
             for module in root.modules()
@@ -168,12 +176,22 @@ class Structure:
         for parameter in parameters:
             self.known.pop(id(parameter), None)
 
+    def swapped(self) -> list[Place]:
+        """Return where there are sharded parameters that have become others in place, or plain ones."""
+        found = [(place, self._kinds[key]) for key, place in self.known.items()]
+        return [place for place, kind in found if isinstance(kind, Weight) and _kind_of(place.parameter) is not kind]
+
     def stands(self) -> bool:
         """Tell whether every known place has what it had."""
-        for module, key, parameter in self._held:
-            if module._parameters.get(key) is not parameter:
+        for module, key, parameter, kind in self._held:
+            if module._parameters.get(key) is not parameter or _kind_of(parameter) is not kind:
                 return False
         return all(module._modules.get(name) is child for module, name, child in self._parts)
+
+
+def _kind_of(parameter: torch.Tensor) -> Any:
+    """Return the weight of a sharded parameter, and the class of another one."""
+    return parameter.store.weight if isinstance(parameter, LogicalParameter) else type(parameter)
 
 
 def is_script(module: torch.nn.Module) -> bool:

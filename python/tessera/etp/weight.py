@@ -183,6 +183,11 @@ class Weight(Matrix):
     def parameter(self, parameter: Any) -> None:
         self._parameter = weakref.ref(parameter) if self.departed else parameter
 
+    def has_lost_parameter(self) -> bool:
+        """Tell whether what it has as its parameter has been swapped with another one."""
+        parameter = self.parameter
+        return not isinstance(parameter, LogicalTensor) or parameter.store.weight is not self
+
     @property
     def store(self) -> Store:
         """Its rows as those of a logical tensor."""
@@ -725,6 +730,8 @@ class Weight(Matrix):
         parameter, store = self.parameter, self.store
         self.departed = True
         self._parameter, self._store = weakref.ref(parameter), weakref.ref(store)
+        if not isinstance(parameter, LogicalTensor):  # which has been swapped with another one
+            self._parameter = _nothing
         together = self.together
         if together is not None and all(each.departed for each in together.weights):
             for each in together.weights:
@@ -757,6 +764,10 @@ class Weight(Matrix):
             self.frozen = frozen
             if frozen:
                 self._gradient_memory = GradientMemory()
+
+
+def _nothing() -> None:
+    """Stand for a reference to a parameter that is not known."""
 
 
 def _note_added(gradient: Any, before: int, added: int) -> None:

@@ -129,6 +129,40 @@ def past_the_hooks_without_the_root(run: Run) -> Any:
     return run.weights(model)
 
 
+def swapped(run: Run) -> Any:
+    """By torch.utils.swap_tensors(), after which a parameter is another one, and the same object."""
+    found = []
+    for root in (True, False):
+        model = run.sharded(built(Net))
+        a, b = model.a.weight, model.b.weight
+        torch.utils.swap_tensors(a, b)
+
+        def of_parts(model: Any, number: int) -> torch.Tensor:
+            return model.b(model.a(model.emb(ids(number)))).square().mean()
+
+        run.backward(model, loss if root else of_parts)
+        found.append(run.gradients(model))
+        model.zero_grad()
+        found.append((_trained(run, model), model.a.weight is a))
+        new = seeded(lambda: torch.nn.Parameter(torch.randn(SIZE, SIZE) / 8))
+        torch.utils.swap_tensors(model.b.weight, new)
+        found.append(_trained(run, model))
+    return found
+
+
+def swapped_by_loads(run: Run) -> Any:
+    model = run.sharded(built(Net))
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.load_state_dict(seeded(Net).state_dict())
+        found = _trained(run, model)
+        model.float()
+        model._apply(lambda tensor: tensor * 0.5 if tensor.is_floating_point() else tensor)
+        return found, _trained(run, model)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
 def modules_in_place(run: Run) -> Any:
     model = run.sharded(built(Net))
     model._modules = {**model._modules, "b": seeded(lambda: torch.nn.Linear(SIZE, 40))}
