@@ -31,7 +31,10 @@ void cast_rows(const MatrixView& from, DType to_dtype, std::byte* to) {
 
 std::vector<Amax> Publisher::amax(std::span<Parameter* const> weights, const float* noop) const {
   std::vector<MatrixView> views;
-  for (const Parameter* p : weights) views.push_back(p->source());
+  for (const Parameter* p : weights) {
+    views.push_back(p->source());
+    if (views.back().data == nullptr) views.back().rows = 0;  // of which cast() tells
+  }
   std::vector<Amax> found(weights.size());
   compute_amax(views, found, {}, noop);
   return found;
@@ -61,7 +64,8 @@ void Publisher::agree(std::span<Parameter* const> weights, std::span<const Amax>
       fail(ErrorCode::kDataLoss, "{}: {} has values that are not finite; its own error names the row"_message,
            tessera::quoted(p.name()), context_.group.describe(rank));
     }
-    weights[i]->publication.amax = mutated(Mutation::kLocalAmax) ? mine[i] : values[i];
+    if (p.weight.format.needs_amax())
+      weights[i]->publication.amax = mutated(Mutation::kLocalAmax) ? mine[i] : values[i];
   }
 }
 
@@ -92,20 +96,22 @@ void Publisher::cast(Parameter& p, const float* noop) const {
       std::memcpy(shown.planes->data() + place->amaxes, &shown.amax, sizeof(shown.amax));
 }
 
-void Publisher::publish(std::span<Parameter* const> weights, const float* noop) {
+void Publisher::publish(std::span<Parameter* const> weights, const float* noop, Together together) {
   std::vector<Parameter*> list(weights.begin(), weights.end());
   if (mutated(Mutation::kUnorderedIteration) && !list.empty())
     std::ranges::rotate(list, list.begin() + context_.rank() % static_cast<std::ptrdiff_t>(list.size()));
   if (mutated(Mutation::kWordBeforeData)) show(list);
+  // What a rank finds while it casts, the others would learn from the loss of their group.
+  const bool checks = together == Together::kYes && context_.options.nonfinite == Nonfinite::kError;
   std::vector<Parameter*> scaled;
   for (Parameter* p : list)
-    if (p->weight.format.needs_amax()) scaled.push_back(p);
+    if (p->weight.format.needs_amax() || (checks && p->weight.format.quantised())) scaled.push_back(p);
   const bool skips = noop != nullptr && *noop != 0;
   if (!scaled.empty() && !skips) {
     const std::vector<Amax> own = amax(scaled, noop);
-    const size_t together = context_.options.coalesce_amax ? scaled.size() : 1;
-    for (size_t i = 0; i < scaled.size(); i += together)
-      agree(std::span(scaled).subspan(i, together), std::span(own).subspan(i, together));
+    const size_t at_once = context_.options.coalesce_amax ? scaled.size() : 1;
+    for (size_t i = 0; i < scaled.size(); i += at_once)
+      agree(std::span(scaled).subspan(i, at_once), std::span(own).subspan(i, at_once));
   }
   for (Parameter* p : list) {
     if (p->weight.in_place) continue;

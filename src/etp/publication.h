@@ -15,14 +15,18 @@ class Publisher {
  public:
   explicit Publisher(RuntimeContext& context) : context_(context) {}
 
+  // Whether all ranks make this call with these weights.
+  enum class Together : uint8_t { kYes, kNo };
+
   // Collective where a weight of the list needs an amax. Their next version is shown when it returns. While `*noop` is
   // not 0 planes stay as they are, and the version grows. Throws Error(kDataLoss) on all ranks for a value that is not
-  // finite, unless RuntimeOptions::nonfinite lets it through; the rank that has it names the row.
-  void publish(std::span<Parameter* const> weights, const float* noop = nullptr);
+  // finite, before anything is published, unless RuntimeOptions::nonfinite lets it through; the rank that has it names
+  // the row. Where ranks are not `together`, only weights that need an amax are looked at.
+  void publish(std::span<Parameter* const> weights, const float* noop = nullptr, Together together = Together::kYes);
 
   // Of this rank's rows; for weights whose format needs them.
   std::vector<Amax> amax(std::span<Parameter* const> weights, const float* noop) const;
-  // Collective; sets Publication::amax.
+  // Collective; sets Publication::amax where the format needs it.
   void agree(std::span<Parameter* const> weights, std::span<const Amax> own);
   // This rank's rows to its planes, with the agreed amax.
   void cast(Parameter& parameter, const float* noop) const;

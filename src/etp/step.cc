@@ -74,7 +74,7 @@ void RuntimeImpl::publish_at_first_use(std::span<Parameter* const> weights, cons
          "{} was updated and is not published: use it with first_micro_batch first, or publish() it"_message,
          tessera::quoted(weights.front()->name()));
   context_.compute->synchronize(context_.group.deadline());
-  publisher_.publish(weights, use.noop);
+  publisher_.publish(weights, use.noop, Publisher::Together::kNo);
 }
 
 void RuntimeImpl::acquire(std::span<const WeightId> weights, Phase phase, const Use& use, std::span<FullWeight> out) {

@@ -19,15 +19,26 @@ class Damage:
 
     def __init__(self) -> None:
         self._reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._unpublished: weakref.WeakSet[Any] = weakref.WeakSet()  # of these
 
-    def add(self, weights: Iterable[Any], why: str) -> None:
-        """Refuse their uses until they are loaded. Those that are damaged already keep their first reason."""
-        self._reasons |= {weight: why for weight in weights if weight not in self._reasons}
+    def add(self, weights: Iterable[Any], why: str, until_published: bool = False) -> None:
+        """Refuse their uses until they are loaded, or published. Those that are damaged already keep their first
+        reason."""
+        added = {weight: why for weight in weights if weight not in self._reasons}
+        self._reasons |= added
+        if until_published:
+            self._unpublished.update(added)
+
+    def mend_published(self, weights: Iterable[Any]) -> None:
+        """Weights have been published: all of their values are finite."""
+        if self._unpublished:
+            self.mend([weight for weight in weights if weight in self._unpublished])
 
     def mend(self, weights: Iterable[Any]) -> None:
         """Weights have been loaded."""
         for weight in weights:
             self._reasons.pop(weight, None)
+            self._unpublished.discard(weight)
 
     def __bool__(self) -> bool:
         return bool(self._reasons)

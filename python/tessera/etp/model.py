@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.autograd import Variable
 
 from .. import _core
 from .._closing import Closing, close_at_exit
-from .._errors import CancelledError, InvalidArgumentError
+from .._errors import CancelledError, DataLossError, Error, InvalidArgumentError
 from .backwards import NO_TASK, current_task, watch_backwards
 from .batch import Batch
 from .buffers import Buffers
@@ -28,7 +28,7 @@ from .recovery import Recovery
 from .refusals import kind_refused
 from .replicated import Replicated
 from .shared_states import SharedStates
-from .telling import Member
+from .telling import Member, known
 from .tensor import lasting
 from .threads import Threads
 from .weight import Weight
@@ -92,7 +92,7 @@ class ShardedModel(Closing):
         self.replicated: list[Replicated] = []
         self.micro_batch = 0  # backwards since the last update
         self._wrote = False  # since the last use in a forward
-        self._unpublished = False  # values that are not finite, which are to be written again
+        self._updated: list[Weight] = []  # by the update that is under way
         self._batch: Batch | None = None
         self.damage = Damage()
         self.threads = Threads(group.timeout)
@@ -323,7 +323,6 @@ class ShardedModel(Closing):
 
     def abandoned(self, lost: bool) -> None:
         """The runtime has ended what was under way. `lost`: with gradients of some rank."""
-        self._unpublished = False
         if lost:
             self._discard()
         self._unmet = False
@@ -409,7 +408,7 @@ class ShardedModel(Closing):
         self.require_no_update()
         if self.tasks and current_task() == NO_TASK:
             self.recovery.run()
-        updated = list(weights)
+        updated = self._updated = list(weights)
         self._make_states()
 
         def meeting() -> list[tuple[int, int, int]]:
@@ -444,12 +443,25 @@ class ShardedModel(Closing):
         self.end_states()
         self.has_update = self._wrote = False
         self.micro_batch = 0
+        updated, self._updated = self._updated, []
         try:
-            self.runtime.end_update()
+            self._publish(self.runtime.end_update, updated, "an update")
         finally:
             self.threads.let_readers_in()
         self.drop_rows()
         self.follow_frozen()
+
+    def _publish(self, publish: Callable[[], None], written: Sequence[Weight], what: str) -> None:
+        """Publish what has been written. A value that is not finite is an error of all ranks: nothing is published, and
+        the weights are damaged until they are. Collective."""
+        try:
+            publish()
+        except DataLossError as error:
+            with suppress(Error):  # that the group is lost has another text
+                self.runtime.abandon(False)  # the update
+            self.damage.add(written, f"{what} has not been published ({error})", until_published=True)
+            raise known(error) from None
+        self.damage.mend_published(written)
 
     def close_update(self) -> None:
         """Leave an update in which a call has been refused, and which resume() ends on all ranks."""
@@ -458,6 +470,7 @@ class ShardedModel(Closing):
         self.end_states()
         self.has_update = self._wrote = False
         self.micro_batch = 0
+        self._updated = []
         self.threads.let_readers_in()
         if self._batch is not None:
             self._batch.lose(self)
@@ -484,7 +497,7 @@ class ShardedModel(Closing):
         if weights:
             self.threads.keep_readers_out(self.name)
         try:
-            if self._unpublished or not weights:
+            if not weights:
                 answers = self.core.exchange(what, told)
             else:
                 numbers = [number for each in weights for number in each.numbers]
@@ -509,9 +522,8 @@ class ShardedModel(Closing):
                 self.end_states()
                 self.has_update = False
                 if weights and not self.recovery.is_due:  # else resume() ends it
-                    self._wrote = self._unpublished = True
-                    self.runtime.end_write()
-                    self._unpublished = False
+                    self._wrote = True
+                    self._publish(self.runtime.end_write, written, what)
                     for weight in written:
                         weight.drop_rows()
         finally:
