@@ -184,13 +184,18 @@ class Replicated:
             self._ranks = ranks[self._number]
 
     @property
+    def added_gradient(self) -> torch.Tensor | None:
+        """What has been added over the ranks: within a backward, that of earlier ones."""
+        return self._before if self._fresh else self.parameter.grad
+
+    @property
     def fresh_gradient(self) -> torch.Tensor | None:
         """This rank's gradient of the backward that has ended, between give() and take()."""
         return self._gradient
 
     def has_none(self) -> bool:
         """Tell whether nothing had been accumulated before this backward."""
-        return (self._before if self._fresh else self.parameter.grad) is None
+        return self.added_gradient is None
 
     def put_back(self) -> None:
         """Forget the gradient of a backward that has not ended."""

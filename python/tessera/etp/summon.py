@@ -133,6 +133,14 @@ def _resized(held: list[Held], full: dict[Weight, torch.nn.Parameter], untouched
     return found
 
 
+def _described(parameter: torch.Tensor | None) -> str:
+    """Say what has taken a weight's place, alike on ranks where it is the same."""
+    if parameter is None:
+        return "nothing"
+    facts = f"{type(parameter).__name__} {parameter.requires_grad}"
+    return f"{facts} on meta" if parameter.is_meta else f"{facts} {comparable_digest(parameter)}"
+
+
 def _agree(
     model: ShardedModel,
     held: list[Held],
@@ -143,14 +151,14 @@ def _agree(
     """Throw, on all ranks, where they have written or replaced different things. Collective."""
     told: dict[str, Any] = {}
     error = None
-    for module, _, parameter in replaced:
+    for module, key, parameter in replaced:
         weight = parameter.etp
         if weight.model is model and (model.of_layers or has_group(module)):
             error = (
                 f"{weight.name} belongs to a layer that was constructed sharded, and cannot be replaced within "
                 "summon(): replace the layer"
             )
-        told[weight.name] = "replaced"
+        told[weight.name] = f"{told.get(weight.name, '')} {_described(module._parameters.get(key))}"
     for weight, given in full.items():
         if weight.model is model and given.grad is not None:
             error = (

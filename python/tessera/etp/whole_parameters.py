@@ -29,7 +29,7 @@ def checksum_of(model: ShardedModel) -> tuple[int, int]:
     with DisableTorchFunctionSubclass():
         trained = [each.requires_grad for _, each in _parameters(model)]
         # A gradient's bytes do not say whose it is.
-        given = [replicated.parameter.grad is not None for replicated in model.replicated]
+        given = [replicated.added_gradient is not None for replicated in model.replicated]
         return zlib.crc32(bytes(trained + given)), checksum(tensor for _, tensor in _whole(model))
 
 
@@ -91,7 +91,8 @@ def _whole(model: ShardedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what every rank has whole."""
     for replicated in model.replicated:
         parameter = replicated.parameter
-        for name, tensor in ((replicated.name, parameter), (f"the gradient of {replicated.name}", parameter.grad)):
+        gradient = replicated.added_gradient
+        for name, tensor in ((replicated.name, parameter), (f"the gradient of {replicated.name}", gradient)):
             if tensor is not None:
                 yield name, tensor
 

@@ -44,6 +44,26 @@ def replaced_by_plain(run: Run) -> Any:
     return run.weights(model)
 
 
+def stepped_in_hooks(run: Run) -> Any:
+    """Each parameter has an optimiser of its own, which steps amid the backward."""
+    model = run.sharded(built(), **OPTIONS)
+    optimizers = {parameter: torch.optim.SGD([parameter], 0.1) for parameter in model.parameters()}
+
+    def step(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    if run.group is not None:
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(2):
+        run.backward(model)
+        if run.group is None:  # behind the losses of all ranks
+            for parameter in model.parameters():
+                step(parameter)
+    return run.weights(model)
+
+
 def clipped(run: Run) -> Any:
     """The gradients' type survives autograd, so that a norm is that of all rows."""
     from tessera import etp

@@ -188,6 +188,10 @@ def _summoned(rank: int) -> dict[str, Any]:
         within("one element", lambda: model[2].weight.data[-1, -1].mul_(1 + rank))
         within("rank 0 alone", lambda: rank or model[0].weight.data.zero_())
         within("replaced alone", lambda: rank or setattr(model[0], "weight", torch.nn.Parameter(torch.ones(64, 64))))
+        new = torch.nn.Parameter(torch.ones(64 + rank, 64))
+        within("replaced by other shapes", lambda: setattr(model[0], "weight", new))
+        within("replaced by other values", lambda: setattr(model[2], "weight", torch.nn.Parameter(before[1] + rank)))
+        within("another shape by .data", lambda: setattr(model[0].weight, "data", torch.ones(64 + rank, 64)))
         within("a gradient", lambda: step(model, rank))
 
         def fail() -> None:
@@ -200,7 +204,8 @@ def _summoned(rank: int) -> dict[str, Any]:
 
 def test_different_writes_within_summon_are_refused() -> None:
     for rank, found in enumerate(launch(_summoned, 2)):
-        for name in ("values", "one element", "rank 0 alone", "replaced alone"):
+        replaced = ("replaced by other shapes", "replaced by other values", "another shape by .data")
+        for name in ("values", "one element", "rank 0 alone", "replaced alone", *replaced):
             assert "weight was written or replaced within summon(), and not alike on ranks 0 and 1" in found[name], name
             assert found[name + ": as before"], name
         assert "weight has got a gradient within summon()" in found["a gradient"]
