@@ -156,10 +156,14 @@ class Structure:
         self.places = list(places_in(root))
         self.known = {id(place.parameter): place for place in reversed(self.places)}
         # torch.utils.swap_tensors() makes a parameter another one, which is the same object.
-        self._held = [(*place[1:], _kind_of(place.parameter)) for place in self.places if not is_script(place.module)]
+        self._held = [
+            (vars(place.module), place.key, place.parameter, _kind_of(place.parameter))  # which keep no module alive
+            for place in self.places
+            if not is_script(place.module)
+        ]
         self._kinds = {key: _kind_of(place.parameter) for key, place in self.known.items()}
         self._parts = [
-            (module, name, child)
+            (vars(module), name, child)
             for module in root.modules()
             if not is_script(module)
             for name, child in module._modules.items()
@@ -183,10 +187,10 @@ class Structure:
 
     def stands(self) -> bool:
         """Tell whether every known place has what it had."""
-        for module, key, parameter, kind in self._held:
-            if module._parameters.get(key) is not parameter or _kind_of(parameter) is not kind:
+        for attributes, key, parameter, kind in self._held:
+            if attributes["_parameters"].get(key) is not parameter or _kind_of(parameter) is not kind:
                 return False
-        return all(module._modules.get(name) is child for module, name, child in self._parts)
+        return all(attributes["_modules"].get(name) is child for attributes, name, child in self._parts)
 
 
 def _kind_of(parameter: torch.Tensor) -> Any:
