@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from .. import _core
-from .._errors import MismatchError
+from .._errors import InvalidArgumentError, MismatchError
 from .config import config, graphs
 from .digests import comparable_digest, is_plain_tensor
 from .group import Group
@@ -52,6 +53,15 @@ def make_runtime(
     )
 
 
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Have an error name the weight: that of a format knows shapes only."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        raise error if name in str(error) else InvalidArgumentError(f"{name}: {error}") from None
+
+
 def add_weight(
     model: ShardedModel,
     name: str,
@@ -71,7 +81,9 @@ def add_weight(
         copied: Uses get tensors that may be written. False: those of modules that only read what they gather.
     """
     computed = _computed(full, format, compute_dtype)
-    number = model.runtime.add(name, matrix[0], matrix[1], *_spec(full, format, computed), native, planes_only, copied)
+    spec = _spec(full, format, computed)
+    with _naming(name):
+        number = model.runtime.add(name, matrix[0], matrix[1], *spec, native, planes_only, copied)
     weight = Weight(model, [number], name, full, matrix, format, computed, native, planes_only)
     weight.copied = copied
     model.weights.append(weight)
@@ -92,7 +104,8 @@ def add_stack(
     computed = _computed(full, format, compute_dtype)
     count, rows, columns = full.shape
     spec = _spec(full, format, computed)
-    numbers = model.runtime.add_stack(name, count, rows, columns, *spec, native, planes_only)
+    with _naming(name):
+        numbers = model.runtime.add_stack(name, count, rows, columns, *spec, native, planes_only)
     late = publish == "first_use" and bool(format)
     stack = Stack(model, numbers, name, full, format, computed, late, native, planes_only)
     model.weights.append(stack)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from .._errors import InvalidArgumentError
 from .optim import numbered
 from .refusals import require_optimizer
 from .state_dict import UncutState, held_of
@@ -48,6 +50,11 @@ def load_optimizer_state_dict(optimizer: torch.optim.Optimizer, state: State) ->
     """Loads what optimizer_state_dict() gave, on any number of ranks, or the state_dict() of an optimiser of the
     unsharded model. Parameters are found by name where both sides have names, and else have the same order. Collective.
     """
+    if not isinstance(state, Mapping):
+        raise InvalidArgumentError(
+            f"load_optimizer_state_dict(): the state is {type(state).__name__}: give what optimizer_state_dict(), or "
+            "optimizer.state_dict(), has given"
+        )
     watch_loads()  # of layers that only a tp_group cuts
     optimizer.load_state_dict(state)
 

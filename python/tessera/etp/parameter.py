@@ -43,6 +43,8 @@ def _grad_of(parameter: LogicalParameter) -> torch.Tensor | None:
 @left_out
 def _set_grad(parameter: LogicalParameter, gradient: torch.Tensor | None) -> None:
     weight = parameter.etp
+    if gradient is not None and not isinstance(gradient, torch.Tensor):  # in torch's words
+        raise TypeError(f"assigned grad expected to be a Tensor or None but got grad of type {type(gradient).__name__}")
     taken = None if gradient is None else weight.as_gradient(gradient)
     if not weight.model.inline:
         weight.gradient = taken

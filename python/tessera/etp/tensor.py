@@ -94,6 +94,11 @@ class LogicalTensor(torch.Tensor):
         requires_grad: bool = False,
     ) -> LogicalTensor:
         """Make one; `outline`, a meta tensor, has the sizes and strides of a view."""
+        if not isinstance(store, Store):
+            raise InvalidArgumentError(
+                f"LogicalTensor({type(store).__name__}): sharded tensors are made by etp.shard_module_(), by "
+                "operations on them, and by etp.from_local(rows, like=p)"
+            )
         size, stride, offset, dtype = store.spec.shape, store.stride, None, store.dtype
         if outline is not None:
             size, stride, offset, dtype = outline.shape, outline.stride(), outline.storage_offset(), outline.dtype

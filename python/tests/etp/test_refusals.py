@@ -386,3 +386,30 @@ def test_batched_gradients_of_activations() -> None:
     for direction, each in zip(directions, found, strict=True):
         assert torch.allclose(torch.autograd.grad(out, x, direction, retain_graph=True)[0], each, atol=1e-6)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def _no_tensors(rank: int) -> list[str]:
+    torch.manual_seed(3)
+    with etp.init_group(timeout=20) as group:
+        model = etp.shard_module_(torch.nn.Sequential(torch.nn.Linear(64, 64)), group)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        odd = torch.nn.Sequential(torch.nn.Linear(41, 64))
+        found = []
+        for call in (
+            lambda: setattr(model[0].weight, "grad", 3),
+            lambda: etp.LogicalTensor(torch.ones(3)),
+            lambda: etp.load_optimizer_state_dict(optimizer, None),
+            lambda: etp.shard_module_(odd, group, formats={".*": "nvfp4"}, min_elements=1),
+        ):
+            with pytest.raises((TypeError, tessera.Error)) as caught:
+                call()
+            found.append(f"{type(caught.value).__name__}: {caught.value}")
+        return found
+
+
+def test_what_is_no_tensor_or_state_is_named() -> None:
+    for gradient, made, state, odd in launch(_no_tensors, 2):
+        assert gradient == "TypeError: assigned grad expected to be a Tensor or None but got grad of type int"
+        assert made.startswith("InvalidArgumentError: LogicalTensor(Tensor)")
+        assert "the state is NoneType" in state
+        assert "0.weight: " in odd and "odd" in odd
