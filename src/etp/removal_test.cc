@@ -89,6 +89,7 @@ TEST(RemovalTest, TheDeviceHasTheMemoryAgain) {
       for (int64_t version = 1; version <= 5; ++version) {
         WeightSpec spec = kLeaves;
         spec.format = format;
+        spec.gradient = DType::kF32;  // as produce_ones() writes
         const WeightId w = runtime.add(spec);
         fill_shard(runtime, w, 1);
         runtime.start();
