@@ -45,6 +45,7 @@ _OF_ONE = frozenset(
         "_saved",
         "chain",
         "etp",
+        "etp_gradient",
         "etp_made",
         "etp_part",
         "etp_replicated",
@@ -152,7 +153,7 @@ class Weight(Matrix):
             rows.copy_(self.cut(full))
         self.stride = stride_of(full)
         self._store: Any = self._make_store()  # this and the parameter; once it has departed, references to them
-        self.gradient: LogicalTensor | None = None  # .grad of a deferred weight
+        self._gradient: LogicalTensor | None = None
         self.tensor_hooks = full._backward_hooks
         self._parameter: Any = Weight.parameter_of(self, full.requires_grad)
         keep_part(full, self.parameter)
@@ -182,6 +183,23 @@ class Weight(Matrix):
     @parameter.setter
     def parameter(self, parameter: Any) -> None:
         self._parameter = weakref.ref(parameter) if self.departed else parameter
+
+    @property
+    def gradient(self) -> LogicalTensor | None:
+        """.grad of a deferred weight. It keeps the weight alive: of one that has departed, the parameter has it."""
+        if not self.departed:
+            return self._gradient
+        parameter = self.parameter
+        return None if parameter is None else parameter.__dict__.get("etp_gradient")
+
+    @gradient.setter
+    def gradient(self, gradient: LogicalTensor | None) -> None:
+        if not self.departed:
+            self._gradient = gradient
+            return
+        parameter = self.parameter
+        if parameter is not None:
+            parameter.__dict__["etp_gradient"] = gradient
 
     def has_lost_parameter(self) -> bool:
         """Tell whether what it has as its parameter has been swapped with another one."""
@@ -723,15 +741,16 @@ class Weight(Matrix):
     # --- structure
 
     def depart(self) -> None:
-        """Be in no module of its model any longer: what has been accumulated is forgotten. Whoever has the parameter
-        may use it on. REQUIRES: no gradient is under way."""
-        self.gradient = self._row_parameter = None
+        """Be in no module of its model any longer. Whoever has the parameter may use it on. REQUIRES: no gradient is
+        under way."""
+        self._row_parameter = None
         self._point_at(None)
         parameter, store = self.parameter, self.store
         self.departed = True
         self._parameter, self._store = weakref.ref(parameter), weakref.ref(store)
         if not isinstance(parameter, LogicalTensor):  # which has been swapped with another one
             self._parameter = _nothing
+        self.gradient, self._gradient = self._gradient, None
         together = self.together
         if together is not None and all(each.departed for each in together.weights):
             for each in together.weights:
@@ -739,9 +758,10 @@ class Weight(Matrix):
 
     def come_back(self, parameter: Any) -> None:
         """Be a module's again, which has this parameter of it."""
-        store = self.store
+        store, gradient = self.store, self.gradient
+        self.gradient = None  # of the parameter
         self.departed = False
-        self._parameter, self._store = parameter, store
+        self._parameter, self._store, self._gradient = parameter, store, gradient
 
     # --- updates
 

@@ -285,6 +285,21 @@ def gone_and_back(run: Run) -> Any:
     return _trained(run, model, optimizer=optimizer)
 
 
+def gone_and_back_with_gradients(run: Run) -> Any:
+    model = run.sharded(built(Net))
+    _trained(run, model)
+    run.backward(model, loss)
+    b, model.b = model.b, torch.nn.Identity()
+    found = [as_bytes(run.whole(b.weight.grad))]
+    run.backward(model, loss)
+    found.append(as_bytes(run.whole(b.weight.grad)))
+    with torch.no_grad():
+        b.weight.sub_(b.weight.grad, alpha=0.5)
+    model.b = b
+    run.backward(model, loss)
+    return found, run.gradients(model), run.weights(model)
+
+
 def resized_embedding(run: Run) -> Any:
     """As resize_token_embeddings() does."""
     model = run.sharded(built(Net))
