@@ -424,13 +424,17 @@ void RuntimeImpl::remove(std::span<const WeightId> weights) {
 }
 
 void RuntimeImpl::free_removed(std::span<const IntervalEnd> ends) {
-  std::erase_if(removed_, [&](Parameter* p) {
-    const bool by_all = std::ranges::all_of(ends, [&](const IntervalEnd& end) {
-      return std::ranges::find(end.removed, p->weight.id) != end.removed.end();
-    });
-    if (by_all) free(*p);
-    return by_all;
-  });
+  const auto tells = [](const IntervalEnd& end, const Parameter& p) {
+    return std::ranges::find(end.removed, p.weight.id) != end.removed.end();
+  };
+  std::vector<Parameter*> kept;
+  for (Parameter* p : removed_) {
+    if (std::ranges::all_of(ends, [&](const IntervalEnd& end) { return tells(end, *p); }))
+      free(*p);
+    else
+      kept.push_back(p);
+  }
+  removed_ = std::move(kept);
 }
 
 void RuntimeImpl::free(Parameter& p) {
