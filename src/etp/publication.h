@@ -24,7 +24,7 @@ class Publisher {
   // the row. Where ranks are not `together`, only weights that need an amax are looked at.
   void publish(std::span<Parameter* const> weights, const float* noop = nullptr, Together together = Together::kYes);
 
-  // Of this rank's rows; for weights whose format needs them.
+  // Of this rank's rows. Nothing is found in a native weight without a master.
   std::vector<Amax> amax(std::span<Parameter* const> weights, const float* noop) const;
   // Collective; sets Publication::amax where the format needs it.
   void agree(std::span<Parameter* const> weights, std::span<const Amax> own);

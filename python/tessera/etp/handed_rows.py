@@ -151,9 +151,9 @@ class HandedOver:
                     state[key] = weight.state_of(key, value)
                     state[key].store.written(self._stamp)
             self._optimizer.state[parameter] = state
-        self._put_in_order()
         written = [weight.parameter for weight, *_ in states]
         if written:
+            self._put_in_order()
             with DisableTorchFunctionSubclass():
                 torch.autograd.graph.increment_version(written)
 

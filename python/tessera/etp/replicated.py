@@ -185,7 +185,7 @@ class Replicated:
 
     @property
     def added_gradient(self) -> torch.Tensor | None:
-        """What has been added over the ranks: within a backward, that of earlier ones."""
+        """Return what has been added over the ranks: within a backward, that of earlier ones."""
         return self._before if self._fresh else self.parameter.grad
 
     @property

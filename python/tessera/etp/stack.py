@@ -49,7 +49,7 @@ class Stack(Weight):
 
     @property
     def experts(self) -> list[Expert]:
-        """What `p[e]` gathers. They keep the stack alive: one that has departed keeps none of them."""
+        """Return what `p[e]` gathers. These keep the stack alive: one that has departed keeps none of them."""
         if self._experts is not None:
             return self._experts
         made = [Expert(self, index) for index in range(len(self.numbers))]

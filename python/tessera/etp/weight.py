@@ -177,7 +177,7 @@ class Weight(Matrix):
 
     @property
     def parameter(self) -> Any:
-        """What the model's modules have. None: it has departed, and nobody has that any longer."""
+        """Return what the model's modules have. None: it has departed, and nobody has that any longer."""
         return self._parameter() if self.departed else self._parameter
 
     @parameter.setter
@@ -186,7 +186,7 @@ class Weight(Matrix):
 
     @property
     def gradient(self) -> LogicalTensor | None:
-        """.grad of a deferred weight. It keeps the weight alive: of one that has departed, the parameter has it."""
+        """Return .grad of a deferred weight, which keeps the weight alive. The parameter has that of a departed one."""
         if not self.departed:
             return self._gradient
         parameter = self.parameter
@@ -208,9 +208,9 @@ class Weight(Matrix):
 
     @property
     def store(self) -> Store:
-        """Its rows as those of a logical tensor."""
-        found: Store = self._store() if self.departed else self._store
-        return found
+        """Return its rows as those of a logical tensor."""
+        store: Store = self._store() if self.departed else self._store
+        return store
 
     def _make_store(self) -> Store:
         """Return the rows as those of a logical tensor, in the whole's dims where they are slices of one."""
@@ -393,18 +393,22 @@ class Weight(Matrix):
         return Matrix.gather(self, phase, expects_backward, version)
 
     def wanted(self) -> bool:
-        """Whether the backward that is under way is to give it a gradient: one with inputs= may not, and it may have
-        been frozen since its forward."""
-        parameter = self.parameter
-        with DisableTorchFunctionSubclass():
-            if parameter is not None and not parameter.requires_grad:
-                return False
+        """Tell whether the backward that is under way is to give it a gradient: one with inputs= may not, and it may
+        have been frozen since its forward."""
+        if not self._trains():
+            return False
         chosen = self.model.wanted
         if chosen is not None:
             return self.number in chosen
         if TOLD_OF_INPUTS:
             return _will_execute(self.model.anchor_node)
         return is_reached(self.parameter)
+
+    def _trains(self) -> bool:
+        """Tell whether its parameter wants a gradient now."""
+        parameter = self.parameter
+        with DisableTorchFunctionSubclass():
+            return parameter is None or bool(parameter.requires_grad)
 
     def anchor(self) -> torch.Tensor:
         """What the graph of a use has in its place."""
@@ -439,9 +443,7 @@ class Weight(Matrix):
             return reduced
         refuse_twice(self)
         self.model.enter_backward()
-        with DisableTorchFunctionSubclass():
-            trains = self.parameter is None or self.parameter.requires_grad
-        if trains and (self.model.wanted is None or self.number in self.model.wanted):
+        if self._trains() and (self.model.wanted is None or self.number in self.model.wanted):
             with torch.no_grad():
                 self.give(_dense(gradient))
         if gradient.is_sparse:  # autograd wants one of the same layout, and has no operations on a placeholder of it

@@ -81,7 +81,7 @@ def test_only_local_gives_this_ranks_rows(found: dict[int, list[dict[str, Any]]]
 
 
 def _apart(rank: int) -> dict[str, str]:
-    """What each rank has made of its rows by a number of its own."""
+    """Take norms of what each rank has made of its rows by a number of its own."""
     found: dict[str, str] = {}
     with etp.init_group(timeout=20) as group:
         model = etp.shard_module_(built(), group)

@@ -99,7 +99,7 @@ def replaced_in_place_of_none(run: Run) -> Any:
 
 
 def replaced_past_the_hooks(run: Run) -> Any:
-    """By tensors that come from sharded ones, which stay sharded."""
+    """Replace weights by tensors that come from sharded ones, which stay sharded."""
     found = []
     for put in (
         lambda module, new: module._parameters.__setitem__("weight", new),
@@ -130,7 +130,7 @@ def past_the_hooks_without_the_root(run: Run) -> Any:
 
 
 def swapped(run: Run) -> Any:
-    """By torch.utils.swap_tensors(), after which a parameter is another one, and the same object."""
+    """Swap by torch.utils.swap_tensors(), after which a parameter is another one, and the same object."""
     found = []
     for root in (True, False):
         model = run.sharded(built(Net))
@@ -170,7 +170,7 @@ def modules_in_place(run: Run) -> Any:
 
 
 def former_memory(run: Run) -> Any:
-    """What has had a parameter's memory keeps it where the parameter gets other memory, and is written there."""
+    """Keep what has had a parameter's memory, and write into it, where the parameter gets other memory."""
     model = run.sharded(built(Net))
     weight = model.b.weight
     data, taken, row, turned, flat, part = (
@@ -193,7 +193,7 @@ def former_memory(run: Run) -> Any:
 
 
 def frozen_amid(run: Run) -> Any:
-    """Between a forward and its backward."""
+    """Freeze between a forward and its backward."""
     model = run.sharded(built(Net))
 
     def freezes(model: Any, number: int) -> torch.Tensor:

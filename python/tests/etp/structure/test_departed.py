@@ -65,15 +65,20 @@ def without_collector(program: Callable[..., Any], *arguments: Any) -> Any:
 # --- memory
 
 
+def sizes_over(model: Any, rank: int, replacements: int, replace: Callable[[int], None]) -> list[int]:
+    """Train, and return what the runtime holds before each replacement."""
+    sizes = []
+    for seed in range(replacements):
+        train(model, rank)
+        sizes.append(shard_bytes(model))
+        replace(seed)
+    return sizes
+
+
 def _replaced(formats: dict[str, str] | None, rank: int) -> list[int]:
     with etp.init_group(timeout=20) as group:
         model = etp.shard_module_(Net(), group, formats=formats)
-        found = []
-        for seed in range(6):
-            train(model, rank)
-            found.append(shard_bytes(model))
-            model.head = head(seed)
-        return found
+        return sizes_over(model, rank, 6, lambda seed: setattr(model, "head", head(seed)))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -147,16 +152,12 @@ def _experts(rank: int) -> list[int]:
     with etp.init_group(timeout=20) as group:
         lists = [[f"experts.down.{e}.weight" for e in range(3)]]
         model = etp.shard_module_(Moe(), group, experts=lists)
-        found = []
-        for seed in range(4):
-            train(model, rank)
-            found.append(shard_bytes(model))
-            model.experts = Experts(seed)
+        sizes = sizes_over(model, rank, 4, lambda seed: setattr(model, "experts", Experts(seed)))
         model.experts.down[0] = torch.nn.Linear(SIZE, SIZE, bias=False)  # one of a list alone
         with torch.no_grad():
             model.experts.down[0].weight.fill_(0.5)
         train(model, rank)
-        return found
+        return sizes
 
 
 def test_stacks_and_lists_of_experts_are_freed() -> None:
