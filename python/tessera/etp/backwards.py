@@ -48,7 +48,9 @@ def watch_backwards(models: Callable[[], Iterable[ShardedModel]]) -> None:
             told: set[Family] = set()
             reached = _leaves_of(roots)
             for model, family, count in before:
-                if family not in told and not (model.idle and reached.isdisjoint(map(id, model.leaves()))):
+                if not model.trains():
+                    model.leave_alone()
+                elif family not in told and not (model.idle and reached.isdisjoint(map(id, model.leaves()))):
                     told.add(family)
                     family.tell("a backward", error, count)
             raise

@@ -162,6 +162,11 @@ class Buffers:
         """Names of buffers that forwards have changed, and how these are made equal."""
         return [(entry.name, entry.mode) for entry in self.entries.values() if entry.moves]
 
+    @property
+    def may_move(self) -> bool:
+        """Tell whether forwards are known to change some. The same on all ranks."""
+        return bool(self.moving or self.expected())
+
     def expected(self) -> list[tuple[str, str]]:
         """Return the running statistics of torch's norms that train, before a forward has changed them."""
         return [

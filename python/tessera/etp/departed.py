@@ -15,9 +15,14 @@ if TYPE_CHECKING:
 
 
 class Departed:
-    """Those of one model. It keeps none of them alive, but those whose gradients the runtime adds now."""
+    """Those of one model. It keeps none of them alive, but those whose gradients the runtime adds now.
+
+    Attributes:
+        had_any: Some weight has left: the same on all ranks.
+    """
 
     def __init__(self) -> None:
+        self.had_any = False
         self._numbers: dict[weakref.ref[Weight], list[int]] = {}  # the runtime's
         self._dead: list[int] = []
         self._receiving: dict[int, Weight] = {}
@@ -27,6 +32,7 @@ class Departed:
 
     def add(self, weight: Weight) -> None:
         """Note that a weight is in no module of its model any longer."""
+        self.had_any = True
         self._numbers[weakref.ref(weight, self._note_death)] = list(weight.numbers)
 
     def discard(self, weight: Weight) -> None:

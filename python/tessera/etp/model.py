@@ -303,7 +303,7 @@ class ShardedModel(Closing):
         """The backward has ended."""
         if task in self.tasks:
             del self.tasks[self.tasks.index(task) :]  # those within have ended, or failed
-        if not self.tasks:
+        if not self.tasks and self.trains():
             self._unmet = True
             if self.joining is not None:
                 self.joining.tell_backward(self)
@@ -312,6 +312,27 @@ class ShardedModel(Closing):
             self.micro_batch += 1
             if self.buffers is not None:
                 self.buffers.settle()
+        elif not self.tasks:
+            self.leave_alone()
+
+    def trains(self) -> bool:
+        """Tell whether a backward of some rank may have given gradients, or its forward may have changed buffers: the
+        same on all ranks, unlike the number of backwards that only pass through a frozen model (those of an attack, or
+        of guidance by a classifier)."""
+        if not all(weight.frozen for weight in self.weights) or self.departed.had_any or self.joining is not None:
+            return True
+        if any(replicated.wants_gradient for replicated in self.replicated):
+            return True
+        return self.buffers is not None and self.buffers.may_move
+
+    def leave_alone(self) -> None:
+        """End a backward, or one that has failed, without the others. REQUIRES: trains() does not hold."""
+        self.leave_backwards()
+        if self.states is not None:
+            self.states.adding = False
+        with DisableTorchFunctionSubclass(), torch.no_grad():
+            for weight in self.weights:
+                weight.after_drain(set())
 
     def leave_backwards(self) -> bool:
         """Leave those that are under way, which have failed, and tell whether gradients are lost with them."""

@@ -193,6 +193,11 @@ class Replicated:
         """This rank's gradient of the backward that has ended, between give() and take()."""
         return self._gradient
 
+    @property
+    def wants_gradient(self) -> bool:
+        """Tell whether it is trained, or has got a gradient in the backward that is under way."""
+        return self._fresh or self.parameter.requires_grad
+
     def has_none(self) -> bool:
         """Tell whether nothing had been accumulated before this backward."""
         return self.added_gradient is None
