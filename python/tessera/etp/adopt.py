@@ -20,6 +20,7 @@ from .._errors import InvalidArgumentError, MismatchError
 from .buffers import difference
 from .choice import Chosen
 from .digests import comparable_digest
+from .interrupts import together
 from .making import can_reduce
 from .model import ShardedModel
 from .module_states import watch_states
@@ -79,10 +80,19 @@ class Adopter:
         if not (own or lost or buffers or others or moved):
             model.watch.structure = Structure(root)
             return
-        if own or lost or buffers:
-            self._agree(root, own, lost, buffers)
-        if lost:
-            model.drain()  # which frees rows of those that all ranks had lost before
+        if not (own or lost or buffers):
+            return self._change(root, own, lost, others)
+        self._agree(root, own, lost, buffers)
+        with together(model, _WHAT):
+            if lost:
+                model.drain()  # which frees rows of those that all ranks had lost before
+            self._change(root, own, lost, others)
+
+    def _change(
+        self, root: torch.nn.Module, own: list[list[Place]], lost: list[Place], others: list[list[Place]]
+    ) -> None:
+        """Take what has come, and let go of what has left. Collective, if weights have come."""
+        model = self.model
         model.watch.end()
         try:
             self._let_go(lost)

@@ -20,6 +20,7 @@ from .copying import Copier
 from .experts import expert_lists, gather_together
 from .gradient_hooks import watch_gradient_hooks
 from .group import Group
+from .interrupts import together
 from .making import (
     add_stack,
     add_weight,
@@ -301,13 +302,14 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
         full[weight] = torch.nn.Parameter(whole_of(old).detach(), requires_grad=old.requires_grad)
         keep_part(old, full[weight])
         full[weight].grad = None if old.grad is None else whole_of(old.grad).detach()
-    for module, name, parameter in own:
-        put(module, name, full[parameter.etp])
-        module.__class__ = unsharded_class(type(module))
-    sharded.watch.end()
-    sharded.is_unsharded = True
-    sharded.close()
-    sharded.core.close()
+    with together(sharded, "etp.unshard_()"):
+        for module, name, parameter in own:
+            put(module, name, full[parameter.etp])
+            module.__class__ = unsharded_class(type(module))
+        sharded.watch.end()
+        sharded.is_unsharded = True
+        sharded.close()
+        sharded.core.close()
     return given
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ import tessera
 import torch
 from etp_wrong_calls import Job, Model
 from tessera import etp
+from tessera.etp.interrupts import put_off
 from torch_ranks import launch
 
 DELAY = 0.6  # seconds that the other ranks are late
@@ -56,7 +57,34 @@ def load(job: Job) -> None:
     job.model.load_state_dict(Model(seed=7).state_dict())
 
 
-CALLS: list[Callable[[Job], None]] = [backward, step, clip, update, write, shard, load]
+def adopt(job: Job) -> None:
+    """Have the next forward shard a layer that has come; what is trained does not use it."""
+    torch.manual_seed(9)
+    job.model[0].late = torch.nn.Linear(64, 64)  # type: ignore[index]
+    job.loss(0)
+
+
+def unshard(job: Job) -> None:
+    etp.unshard_(job.model)
+
+
+def within_summon(job: Job) -> None:
+    with etp.summon(job.model):
+        pass
+
+
+CALLS: list[Callable[[Job], None]] = [
+    backward,
+    step,
+    clip,
+    update,
+    write,
+    shard,
+    load,
+    adopt,
+    unshard,
+    within_summon,
+]
 
 
 def _interrupt(job: Job, call: Callable[[Job], None]) -> tuple[str, float, int]:
@@ -90,7 +118,8 @@ def _train(job: Job) -> list[bytes]:
         job.optimizer.zero_grad()
         job.loss(1 + number).backward()
         job.optimizer.step()
-    return [etp.whole(each).detach().numpy().tobytes() for each in job.model.parameters()]
+    named = job.model.named_parameters()
+    return [etp.whole(each).detach().numpy().tobytes() for name, each in named if "late" not in name]
 
 
 def _run(rank: int, ranks: int, calls: list[str]) -> Any:
@@ -148,3 +177,38 @@ def test_a_write_that_some_ranks_have_made_is_named_on_all() -> None:
     for texts in launch(functools.partial(_written_by_some, ranks=3), 3):
         for text in texts:
             assert text.startswith("0.weight is damaged: ranks 0 and 1 have not written the same into it when"), text
+
+
+@pytest.fixture
+def handled() -> Iterator[list[str]]:
+    """What has happened, in its order; SIGUSR1 adds to it."""
+    events: list[str] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: events.append("handled"))
+    yield events
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_waits_until_ranks_have_changed_something(handled: list[str]) -> None:
+    with put_off():
+        signal.raise_signal(signal.SIGUSR1)
+        handled.append("changed")
+    assert handled == ["changed", "handled"]
+
+
+def test_a_signal_that_comes_again_is_handled_at_once(handled: list[str]) -> None:
+    with put_off():
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+        handled.append("changed")
+    assert handled == ["handled", "changed"]
+
+
+def test_a_signal_does_not_wait_for_a_rank_that_is_stopped(handled: list[str]) -> None:
+    deadline = time.monotonic() + 60
+    with put_off():
+        signal.raise_signal(signal.SIGUSR1)
+        while not handled and time.monotonic() < deadline:
+            time.sleep(0.05)
+        handled.append("changed")
+    assert handled == ["handled", "changed"]
+    assert not any(thread.name == "tessera-signal" for thread in threading.enumerate())
