@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import operator
 import sys
 import types
 from collections.abc import Iterator
@@ -89,12 +90,10 @@ class HandedOver:
                 )
 
     def _stamps_of(self, weight: Weight) -> list[Any]:
-        gradient = weight.parameter.grad
-        state = self._optimizer.state.get(weight.parameter)
-        found: list[Any] = [
-            weight.store.stamp,
-            None if gradient is None else gradient.store.stamp,
-        ]
+        parameter = weight.parameter
+        gradient = parameter.grad
+        state = self._optimizer.state.get(parameter)
+        found: list[Any] = [weight.store.stamp, None if gradient is None else gradient.store.stamp]
         if isinstance(state, dict):
             for key, value in state.items():
                 if is_sharded(value):
@@ -109,7 +108,8 @@ class HandedOver:
         row, parameter = weight.row_parameter, weight.parameter
         gradient = parameter.grad
         row.grad = None if gradient is None else gradient.rows
-        state = self._optimizer.state.get(parameter)
+        states = self._optimizer.state
+        state = states.get(parameter)
         logical: dict[str, LogicalTensor] = {}
         if state is not None:
             for key, value in state.items():
@@ -118,11 +118,10 @@ class HandedOver:
                     if tensor is not None:
                         logical[key] = tensor
             for key, known in logical.items():
-                state[key] = known.rows
-            self._optimizer.state[row] = self._optimizer.state.pop(parameter)
-            self._versions += [
-                (known.rows, known.rows._version) for known in logical.values() if known.rows is not None
-            ]
+                rows = state[key] = known.rows
+                if rows is not None:
+                    self._versions.append((rows, rows._version))
+            states[row] = states.pop(parameter)
         self._versions.append((row, row._version))
         self._states.append((weight, {} if state is None else state, logical))
 
@@ -134,12 +133,13 @@ class HandedOver:
         changed = {id(tensor) for tensor, version in self._versions if tensor._version != version}
         self._batch.wrote |= bool(changed or (lists and not self._counts_writes))
         states, self._states, self._versions = self._states, [], []
+        kept = self._optimizer.state
         for weight, _, logical in states:
-            row, parameter = weight.row_parameter, weight.parameter
+            row = weight.row_parameter
             row.grad = None
-            if row not in self._optimizer.state:
+            state = kept.pop(row, None)
+            if state is None:
                 continue
-            state = self._optimizer.state.pop(row)
             for key, value in state.items():
                 known = logical.get(key)
                 if known is not None and known.rows is value:
@@ -150,7 +150,7 @@ class HandedOver:
                     require_plain_state(weight, key, value)
                     state[key] = weight.state_of(key, value)
                     state[key].store.written(self._stamp)
-            self._optimizer.state[parameter] = state
+            kept[weight.parameter] = state
         written = [weight.parameter for weight, *_ in states]
         if written:
             self._put_in_order()
@@ -162,6 +162,8 @@ class HandedOver:
         states, order = self._optimizer.state, self._order
         if len(order) < len(states):
             order = [*order, *(each for group in self._optimizer.param_groups for each in group["params"])]
+        elif all(map(operator.is_, states, order)):
+            return
         for key in dict.fromkeys(order):
             if key in states:
                 states[key] = states.pop(key)
