@@ -140,8 +140,7 @@ def shard_module_(
     min_elements = whole("min_elements", min_elements, 0)
     layers = _of_layers(model)
     named = [(name, each) for name, each in model.named_parameters() if id(each) not in layers]
-    if any(isinstance(each, LogicalParameter) for _, each in named):
-        raise AlreadyExistsError("shard_module_: the model is sharded already: etp.unshard_() undoes it")
+    _refuse_sharded(model, named)
     _require_replicas(model, replicas)
     require_shardable(model, named)
     choose = Choice.of(ranks, filter, min_elements, formats or {}, native, masters)
@@ -311,6 +310,16 @@ def unshard_(model: torch.nn.Module) -> torch.nn.Module:
         sharded.close()
         sharded.core.close()
     return given
+
+
+def _refuse_sharded(model: torch.nn.Module, named: list[tuple[str, torch.nn.Parameter]]) -> None:
+    """Throw if some of its parameters are sharded."""
+    name = next((name for name, each in named if isinstance(each, LogicalParameter)), None)
+    if name is not None:
+        raise AlreadyExistsError(
+            f"shard_module_: {name} of {type(model).__name__} is sharded already: etp.unshard_() of the model that it "
+            "was sharded in undoes it"
+        )
 
 
 def _require_whole_model(model: torch.nn.Module, sharded: ShardedModel, weights: Collection[Weight]) -> None:
