@@ -6,6 +6,7 @@ checkpoints) calls one function, which is followed here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +21,13 @@ if TYPE_CHECKING:
 current_task = torch._C._current_graph_task_id  # of the backward that runs in this thread
 NO_TASK = -1
 
-
-_followed: list[Callable[..., Any]] = []
 _INPUTS = 3  # the place among arguments behind the roots
 
 
+@functools.cache
 def watch_backwards(models: Callable[[], Iterable[ShardedModel]]) -> None:
     """Follow all backwards of the process. Once."""
-    if _followed:
-        return
     run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-    _followed.append(run)
 
     def run_and_reduce(roots: Any, *args: Any, **kwargs: Any) -> Any:
         values = run(roots, *args, **kwargs)

@@ -16,17 +16,13 @@ from .backwards import current_task
 from .parameter import LogicalParameter
 from .replicated import replicated_of
 
-_followed: list[Any] = []
 
-
+@functools.cache
 def watch_gradient_hooks() -> None:
     """Have hooks of parameters get what all ranks have added up, however they are registered. Once a process."""
-    if not _followed:
-        _followed.extend((torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook))
-        _followed.append(graph.register_multi_grad_hook)
-        _follow_method("register_hook", lambda whole: whole.register_tensor_hook)
-        _follow_method("register_post_accumulate_grad_hook", lambda whole: whole.hooks.register)
-        _follow_several()
+    _follow_method("register_hook", lambda whole: whole.register_tensor_hook)
+    _follow_method("register_post_accumulate_grad_hook", lambda whole: whole.hooks.register)
+    _follow_several()
 
 
 def _follow_method(name: str, of_whole: Callable[[Any], Callable[..., RemovableHandle]]) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -121,15 +121,10 @@ def _replaces(weight: Weight) -> InvalidArgumentError:
     )
 
 
-_followed: list[Callable[..., Any]] = []
-
-
+@functools.cache
 def _follow_loads() -> None:
     """Have a load_state_dict() of a model that fails on one rank end those of the others. Once a process."""
-    if _followed:
-        return
     load = torch.nn.Module.load_state_dict
-    _followed.append(load)
 
     @functools.wraps(load)
     def load_state_dict(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -3,22 +3,19 @@ replaced by ones that take a copy of all its values."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from .tensor import LogicalTensor
 
-_followed: list[Any] = []
 
-
+@functools.cache
 def watch_plain_tensors() -> None:
     """Follow `plain.data = sharded` and to_dlpack(sharded). Once a process."""
-    if _followed:
-        return
     data: Any = torch._C.TensorBase.data
     to_dlpack: Any = torch._C._to_dlpack
-    _followed.extend((data, to_dlpack))
 
     def put(tensor: torch.Tensor, new: Any) -> None:
         if isinstance(new, LogicalTensor):  # all of its values, in memory of its own
