@@ -131,7 +131,7 @@ def judge(
         "gaps": [each * 1e3 for each in gaps],
         "receiving": [each * 1e3 for each in receiving],
         "pauses": [each.pause * 1e3 for each in updates],
-        "commits": [max(rank["verdict"]["seconds"] for rank in each.ranks) * 1e3 for each in updates],
+        "commits": [max(rank.verdict.seconds for rank in each.ranks if rank.verdict) * 1e3 for each in updates],
         "copy": copies * 1e3,
         "load": os.getloadavg()[0],
     }

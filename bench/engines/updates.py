@@ -92,7 +92,7 @@ def updates(name: str, ranks: int, options: argparse.Namespace, folder: pathlib.
                 wrong.append(f"version {version}: {update.error}")
                 continue
             pauses.append(update.pause)
-            commits.append(max(each["verdict"]["seconds"] for each in update.ranks))
+            commits.append(max(each.verdict.seconds for each in update.ranks if each.verdict))
             compared, differing = ask(server, reference, version)
             tokens += compared
             wrong += differing
@@ -115,7 +115,7 @@ def updates(name: str, ranks: int, options: argparse.Namespace, folder: pathlib.
         "planned": all(each["received"] == each["share"] for each in counts),
         "pause": statistics.median(pauses) * 1e3 if pauses else None,
         "commit": statistics.median(commits) * 1e3 if commits else None,
-        "how": {each: update.ranks[0].get(each) for each in ("in_place", "exchanged", "rebuilt")},
+        "how": {each: getattr(update.ranks[0], each) for each in ("in_place", "exchanged", "rebuilt")},
         "seconds": seconds,
         "load": os.getloadavg()[0],
     }

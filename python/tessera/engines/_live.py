@@ -14,7 +14,7 @@ import torch
 
 from .._errors import InvalidArgumentError, MismatchError, UnavailableError
 from ._learn import Form, LearnedMap, Piece
-from ._updates import ANOTHER_FAILED
+from ._updates import ANOTHER_FAILED, Verdict
 
 Agree = Callable[[str | None], bool]
 """Collective over the ranks of an engine: whether all of them propose the same; None is a "no". It must end by a
@@ -28,29 +28,6 @@ def one_rank(proposal: str | None) -> bool:
 
 _SCRATCH_BYTES = 1 << 20  # stays in a core's cache
 _ATTEMPTS = 3
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What came of stage() or commit(), on one rank; the same `ok` on all of them.
-
-    Attributes:
-        ok: Whether it is done. If not, everything serves as before, unless LiveWeights.torn.
-        version: The version that serves now; 0 before the first update.
-        staged: The version that waits for commit(); None: none.
-        rank: Of the engine.
-        error: What failed here, or that another rank failed.
-        seconds: That it took here.
-        run: Whose version it is; see Serving.
-    """
-
-    ok: bool
-    version: int
-    staged: int | None
-    rank: int
-    error: str = ""
-    seconds: float = 0.0
-    run: str = ""
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 from tessera import UnavailableError
 from tessera.engines.vllm._client import NotUp, Server
 
-VERDICT = {"ok": True, "rank": 0, "error": "", "version": 1}
+VERDICT = {"ok": True, "rank": 0, "error": "", "version": 1, "staged": None}
 STATUS = {
     **dict.fromkeys(("busy", "ready", "torn"), False),
     "trainer": "run",
@@ -86,7 +86,7 @@ def test_a_server_with_the_plugin_is_asked_once_for_each_step(play):
     played = play({"v1/tessera/join": whole(), "v1/tessera/update": whole()})
     server = Server(played.url, "secret", 5, "wait")
     server.join(INIT)
-    assert server.update(3, "run")["version"] == 3
+    assert server.update(3, "run").version == 3
     assert played.asked == [
         ("v1/tessera/join", {"init": INIT}),
         ("v1/tessera/update", {"min_version": 3, "timeout": 5, "pause": "wait", "run": "run"}),
@@ -176,7 +176,7 @@ def test_without_the_plugin_the_same_is_done_by_routes_for_development(play):
     server = Server(play(workers.answers).url, None, 5, "keep")
     server.join(INIT)
     answer = server.update(4, "run")
-    assert answer["ok"] and answer["version"] == 4
+    assert answer.ok and answer.version == 4
     joining = ["leave", "meet", "status", "learn", "status"]
     assert workers.said == [*joining, "receive", "status", "pause", "commit", "version 4", "resume"]
 
@@ -187,7 +187,7 @@ def test_without_the_plugin_caches_are_kept_where_that_is_asked(play):
         "tessera_receive": lambda version, timeout: workers.set(ready=True),
         "tessera_commit": lambda: workers.set(ready=False, version=4, verdict=VERDICT),
     }
-    assert Server(play(workers.answers).url, None, 5, "keep", clear_cache=False).update(4, "run")["ok"]
+    assert Server(play(workers.answers).url, None, 5, "keep", clear_cache=False).update(4, "run").ok
     assert workers.said[-4:] == ["pause with caches", "commit", "version 4", "resume"]
 
 
@@ -200,7 +200,7 @@ def test_without_the_plugin_torn_weights_stay_paused(play):
     server = Server(play(workers.answers).url, None, 5, "keep")
     server.join(INIT)
     answer = server.update(1, "run")
-    assert not answer["ok"] and "left paused" in answer["error"] and "resume" not in workers.said
+    assert not answer.ok and "left paused" in answer.error and "resume" not in workers.said
 
 
 def test_without_the_plugin_a_commit_that_is_not_answered_is_followed_by_resume(play):

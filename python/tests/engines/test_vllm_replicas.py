@@ -52,7 +52,7 @@ def test_replicas_take_a_version_together():
         return await endpoints.update(Asked(3, 60.0, "keep", True, None))
 
     answer = asyncio.run(run())
-    assert (answer["ok"], answer["version"], len(answer["ranks"])) == (True, 3, 2), answer
+    assert (answer.ok, answer.version, len(answer.ranks)) == (True, 3, 2), answer
     assert client.asked("tessera_commit") == [(0, "tessera_commit"), (1, "tessera_commit")]
     assert client.said[-2:] == ["version 3", "resume"]
 
@@ -63,7 +63,7 @@ def test_a_replica_that_received_nothing_keeps_the_others_from_installing():
     client.set(0, verdict=verdict(False, 0, "of an earlier update"))
     client.on[1, "tessera_commit"] = lambda: client.set(1, verdict=verdict(False, 0, "no version came"))
     answer = asyncio.run(updated(client))
-    assert (answer["ok"], answer["version"], answer["error"]) == (False, 0, "rank 1: no version came")
+    assert (answer.ok, answer.version, answer.error) == (False, 0, "rank 1: no version came")
     assert client.asked("tessera_commit") == [(1, "tessera_commit")] and "pause keep" not in client.said
 
 
@@ -74,12 +74,12 @@ def test_a_replica_that_has_found_a_newer_version_waits_for_the_others():
     older = client.on[1, "tessera_receive"]
     client.on[1, "tessera_receive"] = lambda: (older(), client.receives(1, 4))
     answer = asyncio.run(updated(client))
-    assert answer["ok"] and answer["version"] == 4
+    assert answer.ok and answer.version == 4
     assert [each[2] for each in client.asked("tessera_receive")] == [None, None, 4, 4]
     client.receives(1, 5)
     client.receives(0, 6)
     answer = asyncio.run(updated(client))
-    assert not answer["ok"] and answer["error"] == "replicas have received versions [5, 6]" and answer["version"] == 4
+    assert not answer.ok and answer.error == "replicas have received versions [5, 6]" and answer.version == 4
     assert "pause keep" not in client.said
 
 
@@ -89,8 +89,8 @@ def test_replicas_of_which_one_does_not_install_stay_paused():
     client.receives(1, 3)
     client.on[1, "tessera_commit"] = lambda: client.set(1, ready=False, verdict=verdict(False, 0, "no place"))
     answer = asyncio.run(updated(client))
-    assert not answer["ok"] and answer["version"] is None and "rank 1: no place" in answer["error"]
-    assert "weights of two versions are mixed, and the server is left paused" in answer["error"]
+    assert not answer.ok and answer.version is None and "rank 1: no place" in answer.error
+    assert "weights of two versions are mixed, and the server is left paused" in answer.error
     assert "resume" not in client.said
 
 

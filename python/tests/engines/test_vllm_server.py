@@ -114,7 +114,7 @@ def test_an_update_pauses_for_the_commit_only_and_shows_the_version_before_reque
         return answer, await endpoints.shown_version()
 
     answer, shown = asyncio.run(run())
-    assert answer["ok"] and answer["version"] == 3 and shown == "3"
+    assert answer.ok and answer.version == 3 and shown == "3"
     assert client.said == [
         "tessera_status",
         ("tessera_receive", 3, 60.0),
@@ -135,7 +135,7 @@ def test_what_was_not_received_pauses_nothing(metrics):
         client.set(1, verdict=verdict(False, 1, "no version came")),
     ]
     answer = asyncio.run(updated(client))
-    assert not answer["ok"] and answer["error"] == "rank 1: no version came"
+    assert not answer.ok and answer.error == "rank 1: no version came"
     assert client.without_status() == [("tessera_receive", None, 5.0), ("tessera_commit",)]
     assert metrics.counted == [False]
 
@@ -150,7 +150,7 @@ def test_a_worker_that_cannot_begin_ends_the_update():
         1, failure="InvalidArgumentError: no trainer is known", joined=False
     )
     answer = asyncio.run(updated(client))
-    assert not answer["ok"] and answer["error"].startswith("rank 1: InvalidArgumentError")
+    assert not answer.ok and answer.error.startswith("rank 1: InvalidArgumentError")
     assert client.without_status() == [("tessera_receive", None, 5.0)]
 
 
@@ -175,7 +175,7 @@ def test_an_engine_that_has_met_another_trainer_takes_nothing():
         return await (await started(client)).update(Asked(1, 5.0, "keep", True, "run"))
 
     answer = asyncio.run(run())
-    assert not answer["ok"] and answer["error"] == "it has not met this trainer"
+    assert not answer.ok and answer.error == "it has not met this trainer"
     assert client.said == ["tessera_status"]
 
 
@@ -187,7 +187,7 @@ def test_ranks_that_serve_different_versions_are_not_served():
         client.set(1, version=1, verdict=verdict(False, 1, "it does not know what the others decided")),
     ]
     answer = asyncio.run(updated(client))
-    assert not answer["ok"] and answer["version"] is None and "rank 1: it does not know" in answer["error"]
+    assert not answer.ok and answer.version is None and "rank 1: it does not know" in answer.error
     assert "resume" not in client.said
 
 
@@ -205,7 +205,7 @@ def test_requests_that_do_not_end_in_time_keep_their_version_and_go_on():
         return await (await started(client)).update(Asked(1, 0.01, "wait", True, None))
 
     answer = asyncio.run(run())
-    assert not answer["ok"] and "requests did not end in 0.01 s" in answer["error"]
+    assert not answer.ok and "requests did not end in 0.01 s" in answer.error
     assert client.said[-2:] == ["pause wait", "resume"] and ("tessera_commit",) not in client.said
 
 
@@ -216,7 +216,7 @@ def test_caches_are_kept_where_that_is_asked():
     async def run():
         return await (await started(client)).update(Asked(1, 5.0, "keep", False, None))
 
-    assert asyncio.run(run())["ok"]
+    assert asyncio.run(run()).ok
     assert "pause keep with caches" in client.said and "pause keep" not in client.said
 
 
@@ -256,7 +256,7 @@ def test_torn_weights_are_not_served():
     client.installs(1)
     client.on["tessera_commit"] = lambda: client.set(torn=True, verdict=verdict(False, 0, "copy failed"))
     answer = asyncio.run(updated(client))
-    assert not answer["ok"] and "left paused" in answer["error"]
+    assert not answer.ok and "left paused" in answer.error
     assert "resume" not in client.said
 
 
@@ -277,7 +277,7 @@ def test_a_caller_that_leaves_in_the_pause_leaves_no_server_paused():
         client.holds.pop("tessera_commit").set()
         while "resume" not in client.said:
             await asyncio.sleep(0)
-        return (await endpoints.status())["version"]
+        return (await endpoints.status()).version
 
     assert asyncio.run(asyncio.wait_for(run(), 60)) == 4
 
@@ -302,7 +302,7 @@ def test_joining_takes_two_steps_that_wait_elsewhere():
     async def run():
         return await (await started(client)).join({"engine": "e"})
 
-    assert asyncio.run(run())["ok"]
+    assert asyncio.run(run()).ok
     assert client.without_status() == [("tessera_leave",), ("tessera_meet", {"engine": "e"}), ("tessera_learn",)]
 
 
@@ -315,7 +315,7 @@ def test_if_a_worker_cannot_join_none_does(step):
         return await (await started(client)).join({})
 
     answer = asyncio.run(run())
-    assert not answer["ok"] and answer["error"] == "rank 1: UnavailableError: nobody is there"
+    assert not answer.ok and answer.error == "rank 1: UnavailableError: nobody is there"
     assert client.said[-1] == ("tessera_leave",)
 
 

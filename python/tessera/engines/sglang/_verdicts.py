@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,14 +12,16 @@ import torch
 from ..._bus.bus import Bus, connect
 from ..._closing import Closing
 from ..._errors import DeadlineExceededError, PeerLostError, UnavailableError
+from .._updates import Ranks, RankStatus, fields_of, read
 
 _BYTES = 1 << 16
-_MOST_TEXT = 500
+_MOST_TEXT = 500  # characters
+_OTHER_BYTES = 600  # of a rank's status, beside two texts
+_TEXT_BYTES = 2 * 6  # of a character of both, in JSON
 _BATCH = "verdicts"
 _RETRY_SECONDS = 0.1
 _POLL_SECONDS = 0.01
 _GRACE_SECONDS = 2.0  # verdicts are told before SGLang answers
-_FIELDS = {"joined": bool, "ok": bool, "version": int, "torn": bool, "rank": int, "error": str}
 
 
 def _names(trainer: str, engine: str) -> tuple[str, str]:
@@ -39,8 +40,9 @@ class Teller(Closing):
         self._batch = self._bus.register({"verdicts": self._memory}, _BATCH, "staged")
         self._timeout = timeout
 
-    def tell(self, ranks: Sequence[dict[str, Any]]) -> None:
-        text = json.dumps([{**each, "error": each["error"][:_MOST_TEXT]} for each in ranks]).encode()
+    def tell(self, ranks: Ranks) -> None:
+        most = min(_MOST_TEXT, max(0, _BYTES // len(ranks) - _OTHER_BYTES) // _TEXT_BYTES)
+        text = json.dumps([fields_of(each.shortened(most)) for each in ranks]).encode()
         self._memory.zero_()
         self._memory[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         # The host's clock: a server that is started again goes on with higher numbers.
@@ -70,7 +72,7 @@ class Reader(Closing):
         except (PeerLostError, UnavailableError):  # it has ended; if it is started again, its numbers are higher
             return int(self._batch.version)
 
-    def read(self, after: int, hurry: threading.Event) -> list[dict[str, Any]]:
+    def read(self, after: int, hurry: threading.Event) -> list[RankStatus]:
         """That of each rank, of the first verdict with a number above `after`, for which it waits only a moment once
         `hurry` is set and the server has joined. Raises UnavailableError for an answer that is none, and
         DeadlineExceededError, UnavailableError or PeerLostError where none comes in time."""
@@ -88,12 +90,12 @@ class Reader(Closing):
         self._receive(after + 1, end, hurry)
         text = self._memory.numpy().tobytes().rstrip(b"\0")
         try:
-            found = json.loads(text)
+            told = json.loads(text)
+            if isinstance(told, list) and told:
+                return [read(RankStatus, each) for each in told]
         except ValueError:
-            found = None
-        if not isinstance(found, list) or not found or not all(map(_is_verdict, found)):
-            raise UnavailableError(f"{self._engine} told {text[:_MOST_TEXT]!r}, not a verdict")
-        return found
+            pass
+        raise UnavailableError(f"{self._engine} told {text[:_MOST_TEXT]!r}, not a verdict")
 
     def _receive(self, version: int, end: float, hurry: threading.Event) -> None:
         hurried = False
@@ -126,7 +128,3 @@ class Reader(Closing):
     def close(self) -> None:
         if self._bus is not None:
             self._bus.close()
-
-
-def _is_verdict(found: Any) -> bool:
-    return isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in _FIELDS.items())

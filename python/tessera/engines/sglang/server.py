@@ -21,12 +21,13 @@ from ..._bus.bus import connect
 from ..._errors import CancelledError, DeadlineExceededError, Error, InvalidArgumentError
 from ..._tensors.torch import torch_dtype
 from .._learn import learn_map
-from .._live import LiveWeights, Verdict
-from .._updates import ANOTHER_FAILED
+from .._live import LiveWeights
+from .._updates import ANOTHER_FAILED, RankStatus, Verdict, fields_of, read
 from ._verdicts import Teller
 
 SETTINGS = "TESSERA_SGLANG"
-_VERDICT_BYTES = 2048
+_STATUS_BYTES = 8192  # of two texts, in JSON, and the other fields
+_MOST_TEXT = 500  # characters, of up to 6 bytes in JSON
 _RETRY_SECONDS = 0.2
 _GRACE_SECONDS = 1.0  # the trainer calls once all ranks have told it that they have the version
 
@@ -94,9 +95,9 @@ class Server:
         installs what was received, on all ranks or on none. Collective. Never raises."""
         try:
             if self._live is None:
-                self._tell(self._verdict(self._join(model), joined=True))
+                self._tell(self._status(self._join(model), None))
             else:
-                self._tell(self._verdict(self._install(), joined=False))
+                self._tell(self._status("", self._install()))
         except Exception:  # of the ranks' own group: another rank is gone, and the server with it
             _log.exception("tessera: an update was given up")
         self._receive_on()
@@ -118,16 +119,17 @@ class Server:
             self._thread = None
         self._stopping.clear()
 
-    def _join(self, model: torch.nn.Module) -> Verdict:
+    def _join(self, model: torch.nn.Module) -> str:
+        """Return why it has not joined; empty: it has."""
         error = ""
         try:
             self._meet(model, Settings.from_environment())
         except Exception as caught:
             error = f"{type(caught).__name__}: {caught}"
         if self._agree(not error):
-            return Verdict(True, 0, None, self._rank)
+            return ""
         self._leave()
-        return Verdict(False, 0, None, self._rank, error or ANOTHER_FAILED)
+        return error or ANOTHER_FAILED
 
     def _meet(self, model: torch.nn.Module, settings: Settings) -> None:
         if self._rank == 0 and self._teller is None:
@@ -220,21 +222,21 @@ class Server:
         torch.distributed.all_reduce(values, operation, group=self._group.cpu_group)
         return int(values)
 
-    def _verdict(self, verdict: Verdict, joined: bool) -> dict[str, Any]:
-        if not verdict.ok:
-            _log.warning("tessera: rank %d: %s", self._rank, verdict.error)
-        torn = self._live.torn if self._live is not None else False
-        return {
-            "joined": joined,
-            "ok": verdict.ok,
-            "version": verdict.version,
-            "torn": torn,
-            "rank": verdict.rank,
-            "error": verdict.error,
-            "seconds": verdict.seconds,
-        }
+    def _status(self, failure: str, verdict: Verdict | None) -> RankStatus:
+        """Return what this rank says; without a verdict, of having joined."""
+        live = self._live
+        status = RankStatus(
+            version=live.version if live is not None else 0,
+            torn=live.torn if live is not None else False,
+            failure=failure,
+            verdict=verdict,
+        )
+        error = failure or status.error
+        if error:
+            _log.warning("tessera: rank %d: %s", self._rank, error)
+        return status
 
-    def _tell(self, own: dict[str, Any]) -> None:
+    def _tell(self, own: RankStatus) -> None:
         """What all ranks say, by the first."""
         ranks = self._gathered(own)
         if self._teller is None:
@@ -244,15 +246,15 @@ class Server:
         except Exception:
             _log.exception("tessera: the trainer was not told of an update")
 
-    def _gathered(self, own: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    def _gathered(self, own: RankStatus) -> Sequence[RankStatus]:
         if self._group.world_size == 1:
             return [own]
-        text = json.dumps({**own, "error": own["error"][:500]}).encode()[:_VERDICT_BYTES]
-        mine = torch.zeros(_VERDICT_BYTES, dtype=torch.uint8)
+        text = json.dumps(fields_of(own.shortened(_MOST_TEXT))).encode()
+        mine = torch.zeros(_STATUS_BYTES, dtype=torch.uint8)
         mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         all_ranks = [torch.zeros_like(mine) for _ in range(self._group.world_size)]
         torch.distributed.all_gather(all_ranks, mine, group=self._group.cpu_group)
-        return [json.loads(each.numpy().tobytes().rstrip(b"\0")) for each in all_ranks]
+        return [read(RankStatus, json.loads(each.numpy().tobytes().rstrip(b"\0"))) for each in all_ranks]
 
 
 _server: Server | None = None

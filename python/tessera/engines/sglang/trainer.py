@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import contextlib
+import dataclasses
 import pickle
 import threading
 import time
@@ -15,7 +16,7 @@ from ..._bus.bus import connect
 from ..._closing import Closing
 from ..._errors import Error, InvalidArgumentError, UnavailableError
 from .._http import RefusedError, call
-from .._updates import EngineUpdate, mixed, told
+from .._updates import EngineUpdate, RankStatus, served
 from ._verdicts import Reader
 
 LOADER = "tessera.engines.sglang.load"
@@ -135,12 +136,14 @@ class Trainer(Closing):
                 self._go_on(name)
             raise
         self._go_on(name)
-        update = _update_of(ranks, version, time.monotonic() - began)
-        if update.ok and not ranks[0]["joined"]:
+        update, joined = EngineUpdate.of(ranks, pause=time.monotonic() - began), ranks[0].verdict is None
+        if not joined:
+            update = update.after(version, update.run)
+        if update.ok and not joined:
             self._post(url, "update_weight_version", {"new_version": str(update.version), "abort_all_requests": False})
         if update.ok and refused is not None:
-            update = EngineUpdate(False, update.version, f"the weights are installed, and {refused}", update.pause)
-        return update, bool(ranks[0]["joined"] and ranks[0]["ok"])
+            update = dataclasses.replace(update, ok=False, error=f"the weights are installed, and {refused}")
+        return update, joined and not ranks[0].failure
 
     def _go_on(self, name: str) -> None:
         if name not in self._held:
@@ -156,7 +159,7 @@ class Trainer(Closing):
             "selector": "target",
         }
 
-    def _load(self, name: str, body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Error | None]:
+    def _load(self, name: str, body: Mapping[str, Any]) -> tuple[list[RankStatus], Error | None]:
         """What each rank says after the loader has run, and what SGLang has refused. Where it is not known what ranks
         hold, the server is held from then on. Raises Error."""
         url, reader = self._engines[name], self._readers[name]
@@ -171,7 +174,7 @@ class Trainer(Closing):
                 untold = _error_of(telling.result)
             if untold is None:
                 ranks = telling.result()
-                (self._held.add if _are_mixed(ranks) else self._held.discard)(name)
+                (self._held.add if served(ranks) is None else self._held.discard)(name)
             elif not isinstance(refused, RefusedError) and self._attached(name):  # without, there is nothing to install
                 self._held.add(name)
         finally:
@@ -223,19 +226,3 @@ def _error_of(work: Callable[[], Any]) -> Error | None:
     except Error as error:
         return error
     return None
-
-
-def _are_mixed(ranks: list[dict[str, Any]]) -> bool:
-    return any(each["torn"] for each in ranks) or len({each["version"] for each in ranks}) > 1
-
-
-def _update_of(ranks: list[dict[str, Any]], version: int, pause: float) -> EngineUpdate:
-    serves = min(each["version"] for each in ranks)
-    failed = [each for each in ranks if not each["ok"]]
-    if failed or _are_mixed(ranks):
-        error = told((each["rank"], each["error"]) for each in failed)
-        error = mixed(error) if _are_mixed(ranks) else error
-        return EngineUpdate(False, serves, error, pause, ranks=tuple(ranks))
-    late = not ranks[0]["joined"] and serves < version
-    behind = f"it took version {serves}, which was on its way, and not {version}" if late else ""
-    return EngineUpdate(not behind, serves, behind, pause, ranks=tuple(ranks))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..._errors import UnavailableError
 from .._http import NotFound, NotUp, call
-from .._updates import EngineUpdate, Ranks, mixed, told
+from .._updates import EngineUpdate, RankStatus, failed, read, served
 
 PAUSES = ("keep", "wait", "abort")
 NOT_MET = "it has not met this trainer"
@@ -19,82 +19,24 @@ _STATUS_SECONDS = 10.0  # of a server in trouble
 _MOST_SHOWN = 500
 
 
-def update_of(answer: Mapping[str, Any], wanted: int, run: str) -> EngineUpdate:
-    """Of what outcome() has given after an update to version `wanted` of `run`."""
-    serves, error = answer["version"], answer["error"]
-    if not error and answer["run"] != run:
-        error = f"it goes on with version {serves} of an earlier trainer"
-    if not error and serves < wanted:
-        error = f"it took version {serves}, which was on its way, and not {wanted}"
-    return EngineUpdate(not error, serves, error, answer["pause"], answer["run"], tuple(answer["ranks"]))
+def statuses(where: str, method: str, results: Any) -> list[RankStatus]:
+    """Return what workers have answered, if it is what they should. Throws UnavailableError."""
+    try:
+        if isinstance(results, Sequence) and results:
+            return [read(RankStatus, each) for each in results]
+    except ValueError:
+        pass
+    raise UnavailableError(f"{where}: {method} answered {str(results)[:_MOST_SHOWN]}")
 
 
-def served(ranks: Ranks) -> tuple[str, int] | None:
-    """Run and version that all ranks of a server serve; None if weights are mixed."""
-    found = {(each["run"], each["version"], each["torn"]) for each in ranks}
-    run, version, torn = found.pop() if len(found) == 1 else ("", 0, True)
-    return None if torn else (run, version)
-
-
-def outcome(
-    ranks: Ranks, error: str = "", *, pause: float = 0.0, when_mixed: str = "the server is left paused"
-) -> dict[str, Any]:
-    """What is answered, of the workers' statuses. `error`: what else went wrong."""
-    serves = served(ranks)
-    run, version = ("", None) if serves is None else serves
-    error = error or failed(ranks) or refused(ranks)
-    if serves is None:
-        error = mixed(error, when_mixed)
-    return {"ok": not error, "version": version, "run": run, "error": error, "pause": pause, "ranks": list(ranks)}
-
-
-def failed(ranks: Ranks) -> str:
-    """What a step raised in workers, or nothing."""
-    return told((rank, each["failure"]) for rank, each in enumerate(ranks) if each["failure"])
-
-
-def refused(ranks: Ranks) -> str:
-    """Why an update was not installed, or nothing."""
-    verdicts = [(rank, each["verdict"]) for rank, each in enumerate(ranks) if each["verdict"] is not None]
-    return told((rank, verdict["error"]) for rank, verdict in verdicts if not verdict["ok"])
-
-
-_STATUS = {
-    **dict.fromkeys(("busy", "ready", "torn"), bool),
-    "version": int,
-    "run": str,
-    "trainer": str | None,
-    "failure": str,
-    "verdict": dict | None,
-}
-_VERDICT = {"ok": bool, "rank": int, "error": str}
-_ANSWER = {"ok": bool, "version": int | None, "run": str, "error": str, "pause": int | float, "ranks": list}
-
-
-def is_status(answer: Any) -> bool:
-    """Whether a worker has answered with its status(), and not with something else."""
-    return _has(_STATUS, answer) and (answer["verdict"] is None or _has(_VERDICT, answer["verdict"]))
-
-
-def statuses(where: str, method: str, results: Any) -> list[dict[str, Any]]:
-    """What workers answered, if it is what they should. Raises UnavailableError."""
-    if not isinstance(results, list) or not results or not all(map(is_status, results)):
-        raise UnavailableError(f"{where}: {method} answered {str(results)[:_MOST_SHOWN]}")
-    return results
-
-
-def settled(ranks: list[dict[str, Any]], look: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Once no worker is busy, by further looks; what a worker waits for has a deadline there."""
+def settled(ranks: list[RankStatus], look: Callable[[], list[RankStatus]]) -> list[RankStatus]:
+    """Return their statuses once no worker is busy, by further looks; what a worker waits for has a deadline there."""
     wait, longest = _POLL_SECONDS
-    while any(each["busy"] for each in ranks):
+    while any(each.busy for each in ranks):
         time.sleep(wait)
         wait = min(longest, wait * 2)
         ranks = look()
     return ranks
-
-
-def _has(fields: Mapping[str, Any], found: Any) -> bool:
-    return isinstance(found, dict) and all(isinstance(found.get(name, _has), kind) for name, kind in fields.items())
 
 
 class Server:
@@ -115,24 +57,23 @@ class Server:
         """Makes it meet the trainer."""
         body = {"init": init} | ({"replicas": self._replicas} if self._replicas > 1 else {})
         answer = self._by("v1/tessera/join", body, lambda: self._join_by_steps(init))
-        ranks = answer["ranks"]
-        refused = failed(ranks) or any(each["trainer"] != init["run"] for each in ranks)
-        if refused:
-            raise UnavailableError(f"{self.url}: {failed(ranks) or answer['error'] or NOT_MET}")
+        failure = failed(answer.ranks)
+        if failure or any(each.trainer != init["run"] for each in answer.ranks):
+            raise UnavailableError(f"{self.url}: {failure or answer.error or NOT_MET}")
 
-    def update(self, version: int, run: str) -> dict[str, Any]:
-        """Makes it take a version that was sent: outcome(). `run`: the trainer that it must have met."""
+    def update(self, version: int, run: str) -> EngineUpdate:
+        """Makes it take a version that was sent. `run`: the trainer that it must have met."""
         body = {"min_version": version, "timeout": self._timeout, "pause": self._pause, "run": run}
         body |= {} if self._clear_cache else {"clear_cache": False}
         return self._by("v1/tessera/update", body, lambda: self._update_by_steps(version, run))
 
-    def status(self) -> dict[str, Any]:
-        """What it serves: outcome()."""
+    def status(self) -> EngineUpdate:
+        """What it serves."""
         if self._has_plugin:
             return self._answer("v1/tessera/status", None, _STATUS_SECONDS, "GET")
-        return outcome(self._call("tessera_status", timeout=_STATUS_SECONDS))
+        return EngineUpdate.of(self._call("tessera_status", timeout=_STATUS_SECONDS))
 
-    def _by(self, path: str, body: Mapping[str, Any], steps: Any) -> dict[str, Any]:
+    def _by(self, path: str, body: Mapping[str, Any], steps: Callable[[], EngineUpdate]) -> EngineUpdate:
         """By the plugin, or where it is not loaded by `steps`."""
         if self._has_plugin is not False:
             try:
@@ -146,17 +87,21 @@ class Server:
                 raise
         answer = steps()
         self._has_plugin = False
-        return answer  # type: ignore[no-any-return]
-
-    def _answer(self, path: str, body: Any, timeout: float, method: str = "POST") -> dict[str, Any]:
-        answer = call(self.url, path, body, timeout=timeout, key=self._key, method=method)
-        if not _has(_ANSWER, answer) or not answer["ranks"] or not all(map(is_status, answer["ranks"])):
-            raise UnavailableError(f"{self.url}/{path} answered {str(answer)[:_MOST_SHOWN]}")
         return answer
+
+    def _answer(self, path: str, body: Any, timeout: float, method: str = "POST") -> EngineUpdate:
+        answer = call(self.url, path, body, timeout=timeout, key=self._key, method=method)
+        try:
+            update = read(EngineUpdate, answer)
+        except ValueError:
+            update = None
+        if update is None or not update.ranks:
+            raise UnavailableError(f"{self.url}/{path} answered {str(answer)[:_MOST_SHOWN]}")
+        return update
 
     # --- without the plugin for endpoints: a trainer that dies between pause and resume leaves the server paused
 
-    def _join_by_steps(self, init: Mapping[str, Any]) -> dict[str, Any]:
+    def _join_by_steps(self, init: Mapping[str, Any]) -> EngineUpdate:
         self._require_one_replica()
         self._call("tessera_leave")  # all ranks, before one of them comes back
         ranks = self._settled(self._call("tessera_meet", init))
@@ -166,18 +111,18 @@ class Server:
             self._call("tessera_leave")
         elif serves := served(ranks):
             self._show(serves[1])  # what --load-format tessera has loaded, or an earlier trainer has sent
-        return outcome(ranks, failed(ranks))
+        return EngineUpdate.of(ranks, failed(ranks))
 
-    def _update_by_steps(self, version: int, run: str) -> dict[str, Any]:
+    def _update_by_steps(self, version: int, run: str) -> EngineUpdate:
         ranks = self._call("tessera_status")
-        if any(each["trainer"] != run for each in ranks):
-            return outcome(ranks, NOT_MET)
+        if any(each.trainer != run for each in ranks):
+            return EngineUpdate.of(ranks, NOT_MET)
         ranks = self._call("tessera_receive", version, self._timeout)
         if failed(ranks):
-            return outcome(ranks)
+            return EngineUpdate.of(ranks)
         ranks = self._settled(ranks)
-        if not all(each["ready"] for each in ranks):
-            return outcome(self._call("tessera_commit"))  # installs nothing, and says why
+        if not all(each.ready for each in ranks):
+            return EngineUpdate.of(self._call("tessera_commit"))  # installs nothing, and says why
         began = time.monotonic()
         try:
             self._post(
@@ -191,7 +136,7 @@ class Server:
         if serves := served(ranks):
             self._show(serves[1])
             self._post("resume")
-        return outcome(ranks, pause=time.monotonic() - began)
+        return EngineUpdate.of(ranks, pause=time.monotonic() - began)
 
     def _require_one_replica(self) -> None:
         """Of several, /collective_rpc tells only what the first one answers."""
@@ -208,10 +153,10 @@ class Server:
         if version > 0:
             self._post("update_weight_version", {"new_version": str(version)})
 
-    def _settled(self, ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _settled(self, ranks: list[RankStatus]) -> list[RankStatus]:
         return settled(ranks, lambda: self._call("tessera_status"))
 
-    def _call(self, method: str, *args: Any, timeout: float | None = None) -> list[dict[str, Any]]:
+    def _call(self, method: str, *args: Any, timeout: float | None = None) -> list[RankStatus]:
         answer = self._post("collective_rpc", {"method": method, "args": args}, timeout)
         return statuses(self.url, method, answer.get("results"))
 

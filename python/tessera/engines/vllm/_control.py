@@ -8,9 +8,10 @@ from typing import Any
 
 from ..._errors import InvalidArgumentError
 from .._http import call
+from .._updates import RankStatus
 from ._client import statuses
 
-Call = Callable[[str, list[Any]], list[dict[str, Any]]]
+Call = Callable[[str, list[Any]], list[RankStatus]]
 """Calls a method of worker.Extension on all ranks of an engine: their statuses. Raises UnavailableError."""
 
 
@@ -41,7 +42,7 @@ def reached_by(client: Any, timeout: float) -> Reached:
 
 
 def _by_http(url: str, timeout: float) -> Reached:
-    def asked(method: str, args: list[Any]) -> list[dict[str, Any]]:
+    def asked(method: str, args: list[Any]) -> list[RankStatus]:
         answer = call(url, "collective_rpc", {"method": method, "args": args}, timeout=timeout)
         return statuses(url, method, answer.get("results"))
 
@@ -54,7 +55,7 @@ def _by_http(url: str, timeout: float) -> Reached:
 def _by_ray(handles: Sequence[Any]) -> Reached:
     import ray
 
-    def of_all(method: str, args: list[Any]) -> list[dict[str, Any]]:
+    def of_all(method: str, args: list[Any]) -> list[RankStatus]:
         answers = ray.get([each.collective_rpc.remote(method, args=tuple(args)) for each in handles])
         return statuses("Ray's actors", method, [status for answer in answers for status in answer])
 

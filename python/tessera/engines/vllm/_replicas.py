@@ -4,10 +4,12 @@ server asks all of them, and installs a version if all have received it."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from ..._errors import InvalidArgumentError
+from .._updates import Ranks, RankStatus
 
 
 def job_of(engine: str, replica: int) -> str:
@@ -72,17 +74,18 @@ class Replicas:
             ranks += found
         return ranks
 
-    def unready(self, ranks: Sequence[Any]) -> list[int]:
+    def unready(self, ranks: Ranks) -> list[int]:
         """Replicas of which a rank has no version to install."""
-        return sorted({self._of(rank, ranks) for rank, each in enumerate(ranks) if not each["ready"]})
+        return sorted({self._of(rank, ranks) for rank, each in enumerate(ranks) if not each.ready})
 
-    def judged(self, ranks: Sequence[Any], replicas: Sequence[int]) -> list[Any]:
+    def judged(self, ranks: Ranks, replicas: Sequence[int]) -> list[RankStatus]:
         """The same, with verdicts of these replicas only: those of others are of an earlier update."""
         return [
-            each if self._of(rank, ranks) in replicas else {**each, "verdict": None} for rank, each in enumerate(ranks)
+            each if self._of(rank, ranks) in replicas else dataclasses.replace(each, verdict=None)
+            for rank, each in enumerate(ranks)
         ]
 
-    def _of(self, rank: int, ranks: Sequence[Any]) -> int:
+    def _of(self, rank: int, ranks: Ranks) -> int:
         return rank * self.count // len(ranks)
 
     def _engines(self) -> Sequence[Any]:

@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from ..._errors import InvalidArgumentError
+from .._updates import fields_of
 from ._requests import init_of, replicas_of, update_of
 
 _MOST_BYTES = 1 << 20
@@ -16,7 +17,7 @@ _MOST_BYTES = 1 << 20
 def add_routes(app: FastAPI, server: Any) -> None:
     async def answer(work: Any) -> JSONResponse:
         try:
-            return JSONResponse(await work())
+            return JSONResponse(fields_of(await work()))
         except InvalidArgumentError as error:
             return JSONResponse({"ok": False, "error": str(error)}, 400)
 

@@ -14,7 +14,7 @@ from ..._closing import Closing
 from ..._errors import InvalidArgumentError, UnavailableError
 from .._http import NotUp
 from .._updates import EngineUpdate
-from ._client import NOT_MET, PAUSES, Server, update_of
+from ._client import NOT_MET, PAUSES, Server
 from ._replicas import jobs_of
 
 
@@ -144,10 +144,10 @@ class Trainer(Closing):
         server = self._servers[name]
         try:
             answer = server.update(version, self.run)
-            if answer["error"] == NOT_MET:  # it was started late, or again
+            if answer.error == NOT_MET:  # it was started late, or again
                 self._meet(name)
                 answer = server.update(version, self.run)
-            return update_of(answer, version, self.run)
+            return answer.after(version, self.run)
         except UnavailableError as error:
             return self._failed(server, str(error))
 
@@ -156,7 +156,7 @@ class Trainer(Closing):
         """With the version that it serves, if it says so."""
         with contextlib.suppress(UnavailableError):
             now = server.status()
-            return EngineUpdate(False, now["version"], error, run=now["run"])
+            return EngineUpdate(False, now.version, error, run=now.run)
         return EngineUpdate(False, None, error)
 
     def close(self) -> None:

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from ..._bus.bus import connect
 from ..._errors import Error, InvalidArgumentError, UnavailableError
-from .._updates import EngineUpdate
-from ._client import failed, outcome, settled, update_of
+from .._updates import EngineUpdate, failed
+from ._client import settled
 from ._control import reached_by
 from ._generation import trainer_base, trainer_options
 from ._register import register
@@ -156,20 +156,20 @@ class TesseraTrainerEngine(_base.TrainerWeightTransferEngine[TesseraTrainerInitI
         try:
             ranks = call("tessera_receive", [version, self._timeout])
             if failed(ranks):
-                return update_of(outcome(ranks), version, "")
+                return EngineUpdate.of(ranks).after(version, "")
             ranks = settled(call("tessera_status", []), lambda: call("tessera_status", []))
-            if any(each.get("updating") for each in ranks):
+            if any(each.updating for each in ranks):
                 self._asked(self.client.finish_weight_update)  # of an update that was interrupted
             info = {"min_version": version, "timeout": self._timeout, "received": True}
             self._asked(self.client.start_weight_update)
             self._asked(lambda: self.client.update_weights(info))
             self._asked(self.client.finish_weight_update)
-            answer = outcome(call("tessera_status", []), when_mixed="the engine must be paused")
-            if answer["version"]:
-                self._asked(lambda: self._reached.set_version(str(answer["version"])))
+            answer = EngineUpdate.of(call("tessera_status", []), when_mixed="the engine must be paused")
+            if answer.version:
+                self._asked(lambda: self._reached.set_version(str(answer.version)))
         except UnavailableError as error:
             return EngineUpdate(False, None, str(error))
-        return update_of(answer, version, "")
+        return answer.after(version, "")
 
     @staticmethod
     def _asked(work: Any) -> None:

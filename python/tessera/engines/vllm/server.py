@@ -7,7 +7,7 @@ that a trainer that dies amid one leaves no server paused.
 | `POST /v1/tessera/update` | takes a version: {"min_version": 3, "timeout": 60, "pause": "keep", "clear_cache": true} |
 | `GET /v1/tessera/status` | what each worker serves |
 
-All answer with {"ok", "version", "run", "error", "pause", "ranks"}. They begin with /v1, so that vLLM's --api-key
+All answer with the fields of an EngineUpdate. They begin with /v1, so that vLLM's --api-key
 guards them.
 """
 
@@ -20,7 +20,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..._errors import InvalidArgumentError
-from ._client import NOT_MET, failed, outcome, served
+from .._updates import EngineUpdate, RankStatus, failed, served
+from ._client import NOT_MET, statuses
 from ._replicas import Replicas
 from ._settings import BACKEND
 from ._versions import WeightVersions, marked
@@ -74,20 +75,20 @@ class Endpoints:
                 self.version = str(await self._client.get_weight_version())
         return self.version
 
-    async def status(self) -> dict[str, Any]:
-        return outcome(await self._rpc("tessera_status"))
+    async def status(self) -> EngineUpdate:
+        return EngineUpdate.of(await self._rpc("tessera_status"))
 
-    async def join(self, init: dict[str, Any], replicas: int = 1) -> dict[str, Any]:
+    async def join(self, init: dict[str, Any], replicas: int = 1) -> EngineUpdate:
         """Meets the trainer, which counts on so many replicas; requests are served meanwhile."""
         self._everywhere().require(replicas)
         return await self._whole(lambda: self._join(init))
 
-    async def update(self, asked: Asked) -> dict[str, Any]:
+    async def update(self, asked: Asked) -> EngineUpdate:
         """Takes a version. Goes on to its end if the caller leaves."""
         return await self._whole(lambda: self._update(asked))
 
-    async def _whole(self, work: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-        async def one_at_a_time() -> dict[str, Any]:
+    async def _whole(self, work: Callable[[], Awaitable[EngineUpdate]]) -> EngineUpdate:
+        async def one_at_a_time() -> EngineUpdate:
             async with self._busy:
                 return await work()
 
@@ -96,34 +97,34 @@ class Endpoints:
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
-    async def _join(self, init: dict[str, Any]) -> dict[str, Any]:
+    async def _join(self, init: dict[str, Any]) -> EngineUpdate:
         await self._rpc("tessera_leave")  # all ranks, before one of them comes back
         ranks = await self._settled(await self._rpc("tessera_meet", init))
         if not failed(ranks):
             ranks = await self._settled(await self._rpc("tessera_learn"))
         if failed(ranks):
             await self._rpc("tessera_leave")
-        return outcome(ranks, failed(ranks))
+        return EngineUpdate.of(ranks, failed(ranks))
 
-    async def _update(self, asked: Asked) -> dict[str, Any]:
+    async def _update(self, asked: Asked) -> EngineUpdate:
         self._everywhere().require_all()
         ranks = await self._rpc("tessera_status")
-        if asked.run is not None and any(each["trainer"] != asked.run for each in ranks):
-            return outcome(ranks, NOT_MET)
+        if asked.run is not None and any(each.trainer != asked.run for each in ranks):
+            return EngineUpdate.of(ranks, NOT_MET)
         ranks = await self._received(asked)
         if failed(ranks):
-            return self._counted(outcome(ranks))
+            return self._counted(EngineUpdate.of(ranks))
         if unready := self._everywhere().unready(ranks):
             await self._rpc("tessera_commit", only=unready)  # installs nothing, and says why
-            return self._counted(outcome(self._everywhere().judged(await self._rpc("tessera_status"), unready)))
+            return self._counted(EngineUpdate.of(self._everywhere().judged(await self._rpc("tessera_status"), unready)))
         if error := self._apart(ranks):
-            return self._counted(outcome(ranks, error))
+            return self._counted(EngineUpdate.of(ranks, error))
         began = time.monotonic()
         is_one_version = True
         try:
             if not await self._is_paused(asked):
                 error = f"requests did not end in {asked.timeout:g} s, and nothing is installed"
-                return self._counted(outcome(ranks, error))
+                return self._counted(EngineUpdate.of(ranks, error))
             is_one_version = False  # as long as nobody knows what a commit has done
             try:
                 ranks = await self._rpc("tessera_commit")
@@ -135,22 +136,22 @@ class Endpoints:
         finally:
             if is_one_version:
                 await self._client.resume_generation()
-        return self._counted(outcome(ranks, pause=time.monotonic() - began))
+        return self._counted(EngineUpdate.of(ranks, pause=time.monotonic() - began))
 
-    async def _received(self, asked: Asked) -> list[dict[str, Any]]:
+    async def _received(self, asked: Asked) -> list[RankStatus]:
         """Once no worker receives any more. Replicas of which one has found a newer version than others do it again."""
         ranks = await self._settled(await self._rpc("tessera_receive", asked.min_version, asked.timeout))
         for _ in range(_ATTEMPTS):
             if failed(ranks) or self._everywhere().unready(ranks) or not self._apart(ranks):
                 break
-            newest = max(each["received"] for each in ranks)
+            newest = max(each.received or 0 for each in ranks)
             ranks = await self._settled(await self._rpc("tessera_receive", newest, asked.timeout))
         return ranks
 
-    def _apart(self, ranks: list[dict[str, Any]]) -> str:
+    def _apart(self, ranks: list[RankStatus]) -> str:
         """Which versions replicas have received, if these differ; ranks of one replica vote about theirs."""
-        versions = {each["received"] for each in ranks} if self._everywhere().count > 1 else set()
-        return f"replicas have received versions {sorted(versions)}" if len(versions) > 1 else ""
+        versions = {each.received for each in ranks} if self._everywhere().count > 1 else set()
+        return f"replicas have received versions {sorted(each or 0 for each in versions)}" if len(versions) > 1 else ""
 
     async def _is_paused(self, asked: Asked) -> bool:
         """With "wait", requests may take longer to end than anybody waits."""
@@ -161,20 +162,20 @@ class Endpoints:
             return False
         return True
 
-    def _counted(self, answer: dict[str, Any]) -> dict[str, Any]:
-        self.metrics.count(answer["ok"], answer["pause"])
+    def _counted(self, answer: EngineUpdate) -> EngineUpdate:
+        self.metrics.count(answer.ok, answer.pause)
         return answer
 
-    async def _settled(self, ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    async def _settled(self, ranks: list[RankStatus]) -> list[RankStatus]:
         """Once no worker is busy, which has a deadline of its own there."""
         wait, longest = _POLL_SECONDS
-        while any(each["busy"] for each in ranks):
+        while any(each.busy for each in ranks):
             await asyncio.sleep(wait)
             wait = min(longest, wait * 2)
             ranks = await self._rpc("tessera_status")
         return ranks
 
-    async def _show(self, ranks: list[dict[str, Any]]) -> None:
+    async def _show(self, ranks: list[RankStatus]) -> None:
         """Their version in /weight_info, and as what vLLM marks tokens with."""
         serves = served(ranks)
         if serves is not None and serves[1] > 0:
@@ -182,8 +183,8 @@ class Endpoints:
             self.version = str(serves[1])
             self.metrics.show(serves[1])
 
-    async def _rpc(self, method: str, *args: Any, only: Sequence[int] | None = None) -> list[dict[str, Any]]:
-        return await self._everywhere().call(method, args, only)
+    async def _rpc(self, method: str, *args: Any, only: Sequence[int] | None = None) -> list[RankStatus]:
+        return statuses("the engine", method, await self._everywhere().call(method, args, only))
 
     def _everywhere(self) -> Replicas:
         if self._replicas is None:

@@ -6,7 +6,6 @@ queues, and answer the next call with them. Not even if all of them raise. So no
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,8 +16,9 @@ import torch
 from vllm.config import set_current_vllm_config
 
 from ..._errors import InvalidArgumentError, UnavailableError
-from .._live import LiveWeights, Serving, Verdict
+from .._live import LiveWeights, Serving
 from .._pages import ExchangedPages
+from .._updates import RankStatus, Verdict, fields_of
 from ._generation import worker_base, worker_class
 from ._joined import InitInfo, Joined
 
@@ -164,26 +164,26 @@ class TesseraWeightTransferEngine(_base.WeightTransferEngine[InitInfo, UpdateInf
         return self.status()
 
     def status(self) -> dict[str, Any]:
-        """What this rank serves, its last Verdict, and how weights are installed. `run` is that of the trainer whose
-        version serves, `trainer` that of the one which is known now; `failure` is what the last step raised."""
+        """What this rank serves, and how weights are installed: the fields of a RankStatus."""
         live, serving = self._live, self._serving
         plan = live.plan if live is not None else None
         changes = plan.changes if plan is not None else ()
-        exchanged = sum(len(each.names) for each in changes if isinstance(each, ExchangedPages))
-        return {
-            "trainer": live.run if live is not None else None,
-            "busy": self._busy(),
-            "ready": live.ready if live is not None else False,
-            "received": live.received if live is not None else None,
-            "failure": self._failure,
-            "version": serving.version,
-            "run": serving.run,
-            "torn": serving.torn,
-            "verdict": dataclasses.asdict(self._verdict) if self._verdict is not None else None,
-            "in_place": len(plan.pieces) if plan is not None else 0,
-            "exchanged": exchanged,
-            "rebuilt": sum(not isinstance(each, ExchangedPages) for each in changes),
-        }
+        return fields_of(
+            RankStatus(
+                version=serving.version,
+                run=serving.run,
+                torn=serving.torn,
+                trainer=live.run if live is not None else None,
+                failure=self._failure,
+                verdict=self._verdict,
+                busy=self._busy(),
+                received=live.received if live is not None else None,
+                ready=live.ready if live is not None else False,
+                in_place=len(plan.pieces) if plan is not None else 0,
+                exchanged=sum(len(each.names) for each in changes if isinstance(each, ExchangedPages)),
+                rebuilt=sum(not isinstance(each, ExchangedPages) for each in changes),
+            )
+        )
 
     @property
     def _live(self) -> LiveWeights | None:

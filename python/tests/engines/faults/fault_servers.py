@@ -16,6 +16,7 @@ from typing import Any
 import fork_server
 from fault_ranks import Place, contents, serve
 from jobs import Rank
+from tessera.engines._updates import fields_of
 from tessera.engines.vllm import server as plugin
 from tessera.engines.vllm._client import NotUp
 from tessera.engines.vllm._requests import init_of, update_of
@@ -176,11 +177,11 @@ class Server:
         if self.refuses:
             raise NotUp("not there yet")
         if path == "v1/tessera/join":
-            return self._run(self._endpoints.join(init_of(body)))
+            return fields_of(self._run(self._endpoints.join(init_of(body))))
         if path == "v1/tessera/update":
-            return self._run(self._endpoints.update(update_of(body)))
+            return fields_of(self._run(self._endpoints.update(update_of(body))))
         if path == "v1/tessera/status":
-            return self._run(self._endpoints.status())
+            return fields_of(self._run(self._endpoints.status()))
         if path == "weight_info":
             return {"weight_version": self.shown}
         if path not in ("health", "is_paused"):

@@ -10,7 +10,6 @@ import types
 import pytest
 from fault_campaign import MEETING, PHASES, TRAINER, VLLM_ONLY, Campaign, Case, cases
 from jobs import Jobs
-from tessera.engines.vllm._client import served
 
 
 @pytest.fixture
@@ -98,12 +97,3 @@ def test_cases_reach_every_phase():
     setting = types.SimpleNamespace(world=2, trainers=2, timeout=3.0, model="")
     found = {case.phase for case in itertools.islice(cases(random.Random(0), setting), 100)}
     assert found == {*PHASES, *MEETING, *TRAINER} - {*VLLM_ONLY}
-
-
-def status(version, torn=False):
-    return {"run": "a", "version": version, "torn": torn}
-
-
-def test_ranks_serve_a_version_only_together():
-    assert served([status(3), status(3)]) == ("a", 3)
-    assert served([status(3), status(2)]) is None and served([status(3, torn=True)]) is None and served([]) is None

@@ -24,7 +24,7 @@ import torch
 import torch.distributed
 from jobs import Jobs, Process, Rank
 from loaders import LOADERS
-from tessera.engines import sglang
+from tessera.engines import RankStatus, Verdict, sglang
 from tessera.engines.sglang._verdicts import Reader, Teller
 from tessera.engines.sglang.server import Server, Settings
 from test_learned_maps import tensors, values
@@ -300,7 +300,6 @@ def test_a_server_that_does_not_tell_what_it_holds_stays_paused_until_it_does(en
             assert sent(6).ok and engine.serves == [6, 6] and engine.paths() == UPDATE
 
 
-VERDICT = {"joined": True, "ok": True, "version": 0, "torn": False, "rank": 0, "error": ""}
 LOST = {"update_weights_from_tensor": (502, "no answer")}
 
 
@@ -318,9 +317,20 @@ def test_a_verdict_reaches_a_trainer_that_has_waited_for_it_at_any_moment() -> N
             reading = beside.submit(reader.read, 0, threading.Event())
             with Teller("weights", "trainer", "engine0", None, 60) as teller:
                 time.sleep(0.08 + 0.002 * number)  # about when a first look of 0.1 s ends
-                teller.tell([VERDICT | {"version": number}])
+                teller.tell([RankStatus(number)])
                 (told,) = reading.result()
-        assert told["version"] == number
+        assert told == RankStatus(number)
+
+
+def test_what_many_ranks_say_at_length_is_told() -> None:
+    long = RankStatus(1, failure="ü" * 5000, verdict=Verdict(False, 1, None, 0, '"' * 5000))
+    reader = Reader("weights", "trainer", "engine0", None, 60)
+    with reader, concurrent.futures.ThreadPoolExecutor(1) as beside:
+        reading = beside.submit(reader.read, 0, threading.Event())
+        with Teller("weights", "trainer", "engine0", None, 60) as teller:
+            teller.tell([long] * 64)
+            told = reading.result()
+    assert len(told) == 64 and all(each.failure.startswith("üü") and each.error.startswith('""') for each in told)
 
 
 def test_a_server_that_is_not_there_is_named() -> None:

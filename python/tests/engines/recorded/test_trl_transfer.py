@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import tessera
 import torch
+from tessera.engines import EngineUpdate, RankStatus, Verdict
+from tessera.engines._updates import fields_of
 from tessera.engines.trl import WeightTransfer
-from tessera.engines.vllm._client import outcome
 
 NAMES = {"a": (3, 4), "b": (5,)}
 
@@ -66,14 +67,8 @@ class Server:
                 self.version = self.batch.version
                 for name, tensor in self.staged.items():
                     self.weights[name].copy_(tensor)
-        found = {
-            **dict.fromkeys(("busy", "ready", "torn"), False),
-            **dict.fromkeys(("run", "trainer"), self.run),
-            "failure": "",
-            "version": self.version,
-            "verdict": {"ok": not failed, "rank": 0, "error": failed},
-        }
-        return outcome([found])
+        verdict = Verdict(not failed, self.version, None, 0, failed)
+        return fields_of(EngineUpdate.of([RankStatus(self.version, self.run, trainer=self.run, verdict=verdict)]))
 
     def close(self) -> None:
         self.http.shutdown()

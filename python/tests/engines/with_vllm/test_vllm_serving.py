@@ -46,7 +46,7 @@ def test_each_version_answers_as_transformers_do(name, sizes, ranks, in_place, t
     whole = sum(each.nbytes for each in weights.values())
     assert [each["received"] for each in counts] == [each["share"] for each in counts]
     assert all(each["received"] <= 0.6 * whole if ranks == 2 else each["received"] == whole for each in counts)
-    assert all((each["exchanged"] > 0) == in_place and (each["rebuilt"] > 0) != in_place for each in update.ranks)
+    assert all((each.exchanged > 0) == in_place and (each.rebuilt > 0) != in_place for each in update.ranks)
 
 
 def test_two_replicas_take_each_version(tmp_path):
@@ -63,7 +63,7 @@ def test_two_replicas_take_each_version(tmp_path):
                 for key, each in reference.fill(version).items():
                     weights[key].copy_(each)
                 update = trainer.send(version)["server"]
-                assert update.ok and [each["version"] for each in update.ranks] == [version, version], update
+                assert update.ok and [each.version for each in update.ranks] == [version, version], update
                 assert server.get("/weight_info")["weight_version"] == str(version)
                 certain = reference.certain(version, LENGTH)
                 assert len(certain) >= 4  # requests go to one replica after the other
