@@ -83,7 +83,8 @@ def whole(**fields):
 
 
 def test_a_server_with_the_plugin_is_asked_once_for_each_step(play):
-    played = play({"v1/tessera/join": whole(), "v1/tessera/update": whole()})
+    serves = {**STATUS, "version": 3, "run": "run"}
+    played = play({"v1/tessera/join": whole(), "v1/tessera/update": whole(ranks=[serves])})
     server = Server(played.url, "secret", 5, "wait")
     server.join(INIT)
     assert server.update(3, "run").version == 3
@@ -246,3 +247,40 @@ def test_replicas_need_the_plugin(play):
     played = play({"v1/tessera/join": whole()})
     Server(played.url, None, 5, "keep", replicas=2).join(INIT)
     assert played.asked == [("v1/tessera/join", {"init": INIT, "replicas": 2})]
+
+
+REFUSES = {**STATUS, "version": 3, "run": "run", "verdict": {**VERDICT, "ok": False, "error": "no place"}}
+SERVES = {**STATUS, "version": 3, "run": "run"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "version"),
+    [
+        ({"ranks": [SERVES]}, "", 3),
+        ({"ok": False, "ranks": [SERVES]}, "it says that this did not work, and not why", 3),
+        ({"ranks": [SERVES, REFUSES]}, "rank 1: no place", 3),
+        ({"ranks": [SERVES, {**SERVES, "failure": "OSError: x"}]}, "rank 1: OSError: x", 3),
+        ({"version": None, "ranks": [SERVES]}, "", 3),
+        (
+            {"ranks": [SERVES, {**SERVES, "version": 2}]},
+            "ranks differ; weights of two versions are mixed, and the",
+            None,
+        ),
+        ({"ranks": [{**SERVES, "version": 2}]}, "it took version 2, which was on its way, and not 3", 2),
+        ({"ranks": [{**SERVES, "run": "another"}]}, "it goes on with version 3 of an earlier trainer", 3),
+    ],
+)
+def test_what_ranks_say_counts_more_than_their_server(play, answer, error, version):
+    server = Server(play({"v1/tessera/update": whole(**answer)}).url, None, 5, "keep")
+    update = server.update(3, "run").after(3, "run")
+    assert (update.ok, update.version) == (not error, version)
+    assert update.error.startswith(error)
+
+
+@pytest.mark.parametrize(
+    "answer", [{"ranks": []}, {"ranks": None}, {"ranks": [None]}, {"ok": "yes"}, {"error": None}, {"pause": "1"}]
+)
+def test_what_is_no_update_is_named(play, answer):
+    server = Server(play({"v1/tessera/update": whole(**answer)}).url, None, 5, "keep")
+    with pytest.raises(UnavailableError, match="v1/tessera/update answered {"):
+        server.update(3, "run")

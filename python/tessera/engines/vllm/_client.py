@@ -97,7 +97,8 @@ class Server:
             update = None
         if update is None or not update.ranks:
             raise UnavailableError(f"{self.url}/{path} answered {str(answer)[:_MOST_SHOWN]}")
-        return update
+        error = update.error or ("" if update.ok else "it says that this did not work, and not why")
+        return EngineUpdate.of(update.ranks, error, pause=update.pause)  # what ranks say counts
 
     # --- without the plugin for endpoints: a trainer that dies between pause and resume leaves the server paused
 
