@@ -35,6 +35,10 @@ class NotFound(RefusedError):
     """A server lacks a route."""
 
 
+class NoEngine(UnavailableError):
+    """A page of HTML is answered, as by something else than an engine."""
+
+
 _KINDS = {http.client.NOT_FOUND: NotFound, http.client.SERVICE_UNAVAILABLE: NotUp}
 
 
@@ -68,6 +72,8 @@ def call(
     try:
         answer = json.loads(text or b"{}")
     except (ValueError, RecursionError):
+        if text.lstrip().startswith(b"<"):
+            raise NoEngine(f"{where} answered with a page of HTML: no engine does") from None
         answer = text.decode(errors="replace")
     if not isinstance(answer, dict):
         raise UnavailableError(f"{where} answered {str(answer)[:_MOST_SHOWN]}")
@@ -90,9 +96,11 @@ def _answer(request: urllib.request.Request, where: str, deadline: _Deadline) ->
 
 
 def _error_of(error: urllib.error.HTTPError, where: str) -> UnavailableError:
-    detail = error.read(4 * _MOST_SHOWN).decode(errors="replace")[:_MOST_SHOWN]
+    detail = error.read(4 * _MOST_SHOWN).decode(errors="replace").strip()[:_MOST_SHOWN]
     if error.code in _NoRedirects.CODES:
         detail = f"it sends callers to {error.headers.get('Location')!r}, which are not followed: give that URL"
+    elif detail.startswith("<"):
+        return NoEngine(f"{where} answered {error.code} with a page of HTML: no engine does")
     refused = error.code < http.client.INTERNAL_SERVER_ERROR
     kind = _KINDS.get(error.code, RefusedError if refused else UnavailableError)
     return kind(f"{where} answered {error.code}: {detail}")

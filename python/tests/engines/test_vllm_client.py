@@ -284,3 +284,16 @@ def test_what_is_no_update_is_named(play, answer):
     server = Server(play({"v1/tessera/update": whole(**answer)}).url, None, 5, "keep")
     with pytest.raises(UnavailableError, match="v1/tessera/update answered {"):
         server.update(3, "run")
+
+
+def test_a_server_without_any_routes_is_told_how_to_start_it(play):
+    server = Server(play({}).url, None, 5, "keep")
+    with pytest.raises(UnavailableError, match="has no routes for updates .*start vLLM with VLLM_PLUGINS=tessera"):
+        server.join(INIT)
+
+
+@pytest.mark.parametrize("page", [b"<!DOCTYPE html><html></html>", b"\n <html>"])
+def test_something_else_than_a_server_is_told(play, page):
+    server = Server(play({"v1/tessera/join": page}).url, None, 5, "keep")
+    with pytest.raises(UnavailableError, match="is no vLLM server: .* with a page of HTML: no engine does$"):
+        server.join(INIT)

@@ -9,14 +9,15 @@ import dataclasses
 import pickle
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..._bus.bus import connect
 from ..._closing import Closing
-from ..._errors import Error, InvalidArgumentError, UnavailableError
+from ..._errors import Error, UnavailableError
 from .._http import RefusedError, call
 from .._updates import EngineUpdate, RankStatus, served
+from .._urls import named_urls
 from ._verdicts import Reader
 
 LOADER = "tessera.engines.sglang.load"
@@ -42,7 +43,7 @@ class Trainer(Closing):
     def __init__(
         self,
         model: Any,
-        engines: Mapping[str, str],
+        engines: str | Iterable[str] | Mapping[str, str],
         *,
         pair: str = "weights",
         role: str = "trainer",
@@ -59,27 +60,26 @@ class Trainer(Closing):
 
         Args:
             model: A torch module, or {name: tensor}.
-            engines: The servers' URLs, by the names that TESSERA_SGLANG gives them.
+            engines: The servers' URLs, by the names that TESSERA_SGLANG gives them; of one or several without names
+                these are engine0, engine1 and so on.
             pause: What happens to running requests while weights are installed, as in SGLang's /pause_generation:
                 "abort", "retract" or "in_place".
             flush_cache: Drop what the server has computed with the old weights, which it refuses while requests are
                 kept: give False with "retract" and "in_place".
             options: Of Bus.register(), such as map=, wire= and delta=.
         """
-        if not engines:
-            raise InvalidArgumentError("engines={}: give {name: URL of an SGLang server}")
-        self._engines = dict(engines)
+        self._engines = urls = named_urls(engines, "SGLang")
         self._timeout = timeout
         self._pause = pause
         self._flush_cache = flush_cache
-        self._bus = connect(pair, role=role, peer=list(engines), store=store, rank=rank, world=world, timeout=timeout)
+        self._bus = connect(pair, role=role, peer=list(urls), store=store, rank=rank, world=world, timeout=timeout)
         try:
             self._batch = self._bus.register(model, batch, "staged", direction="send", timeout=timeout, **options)
             self._leads = self._bus.rank == 0
         except BaseException:
             self._bus.close()
             raise
-        self._readers = {name: Reader(pair, role, name, store, timeout) for name in engines}
+        self._readers = {name: Reader(pair, role, name, store, timeout) for name in urls}
         self._ranks: dict[str, int] = {}
         self._held: set[str] = set()  # left paused: their ranks may hold weights of several versions
 

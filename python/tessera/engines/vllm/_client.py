@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..._errors import UnavailableError
-from .._http import NotFound, NotUp, call
+from .._http import NoEngine, NotFound, NotUp, call
 from .._updates import EngineUpdate, RankStatus, failed, read, served
 
 PAUSES = ("keep", "wait", "abort")
@@ -85,7 +85,15 @@ class Server:
             except NotUp:
                 self._has_plugin = None  # it may be started in another way
                 raise
-        answer = steps()
+            except NoEngine as error:
+                raise UnavailableError(f"{self.url} is no vLLM server: {error}") from None
+        try:
+            answer = steps()
+        except NotFound as error:
+            raise UnavailableError(
+                f"{self.url} has no routes for updates ({error}): start vLLM with VLLM_PLUGINS=tessera in its "
+                f"environment, or give the URL of a vLLM server"
+            ) from None
         self._has_plugin = False
         return answer
 

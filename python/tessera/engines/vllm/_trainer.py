@@ -6,7 +6,7 @@ import concurrent.futures
 import contextlib
 import os
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..._bus.bus import connect
@@ -14,6 +14,7 @@ from ..._closing import Closing
 from ..._errors import InvalidArgumentError, UnavailableError
 from .._http import NotUp
 from .._updates import EngineUpdate
+from .._urls import named_urls
 from ._client import NOT_MET, PAUSES, Server
 from ._replicas import jobs_of
 
@@ -38,7 +39,7 @@ class Trainer(Closing):
     def __init__(
         self,
         model: Any,
-        engines: Mapping[str, str],
+        engines: str | Iterable[str] | Mapping[str, str],
         *,
         pair: str = "weights",
         role: str = "trainer",
@@ -58,8 +59,9 @@ class Trainer(Closing):
 
         Args:
             model: A torch module, or {name: tensor}.
-            engines: The servers' URLs, by the names that their jobs get on the bus. They are started with
-                VLLM_PLUGINS=tessera, or with VLLM_SERVER_DEV_MODE=1.
+            engines: The servers' URLs, by the names that their jobs get on the bus; of one or several without names
+                these are engine0, engine1 and so on. The servers are started with VLLM_PLUGINS=tessera, or with
+                VLLM_SERVER_DEV_MODE=1.
             pause: What happens to running requests while weights are installed, as in vLLM's /pause: "keep" (a request
                 may have tokens of two versions), "wait" (requests end with the version with which they began, and the
                 update waits for them) or "abort".
@@ -75,21 +77,20 @@ class Trainer(Closing):
         Raises:
             UnavailableError: A server refuses; it names it. One that is not up is tried again by each send().
         """
-        if not engines:
-            raise InvalidArgumentError("engines={}: give {name: URL of a vLLM server}")
+        urls = named_urls(engines, "vLLM")
         if pause not in PAUSES:
             raise InvalidArgumentError(f"pause={pause!r}: give one of {', '.join(PAUSES)}")
         key = api_key if api_key is not None else os.environ.get("VLLM_API_KEY")
-        replicas = _replicas_of(engines, data_parallel)
+        replicas = _replicas_of(urls, data_parallel)
         self._servers = {
-            name: Server(url, key, timeout, pause, clear_cache, replicas[name]) for name, url in engines.items()
+            name: Server(url, key, timeout, pause, clear_cache, replicas[name]) for name, url in urls.items()
         }
         self._grace = grace
         self._sent = 0
         self._busy: dict[str, concurrent.futures.Future[EngineUpdate]] = {}
-        self._pool = concurrent.futures.ThreadPoolExecutor(len(engines), "tessera-vllm")
+        self._pool = concurrent.futures.ThreadPoolExecutor(len(urls), "tessera-vllm")
         self.run = uuid.uuid4().hex[:16]
-        peers = [job for name in engines for job in jobs_of(name, replicas[name])]
+        peers = [job for name in urls for job in jobs_of(name, replicas[name])]
         self._bus = connect(pair, role=role, peer=peers, store=store, rank=rank, world=world, timeout=timeout)
         try:
             self._batch = self._bus.register(model, batch, "staged", direction="send", timeout=timeout, **options)
@@ -97,7 +98,7 @@ class Trainer(Closing):
             self._init = {"pair": pair, "trainer": role, "store": store, "batch": batch, "timeout": timeout}
             self._init |= {name: options[name] for name in ("wire", "delta") if name in options}
             if self._leads:
-                for each in [self._pool.submit(self._meet_if_up, name) for name in engines]:
+                for each in [self._pool.submit(self._meet_if_up, name) for name in urls]:
                     each.result()
         except BaseException:
             self.close()
@@ -178,9 +179,6 @@ def _replicas_of(engines: Iterable[str], given: int | Mapping[str, int]) -> dict
     return found
 
 
-def trainer(model: Any, engines: str | Sequence[str] | Mapping[str, str], **options: Any) -> Trainer:
-    """A Trainer of these servers: of one URL, of several, which are then named engine0, engine1 and so on, or of URLs
-    by name. The options are those of Trainer."""
-    urls = [engines] if isinstance(engines, str) else engines
-    named = urls if isinstance(urls, Mapping) else {f"engine{number}": url for number, url in enumerate(urls)}
-    return Trainer(model, named, **options)
+def trainer(model: Any, engines: str | Iterable[str] | Mapping[str, str], **options: Any) -> Trainer:
+    """A Trainer of these servers, as Trainer() makes it."""
+    return Trainer(model, engines, **options)
