@@ -30,7 +30,7 @@ import torch
 from .._errors import InvalidArgumentError
 from .clipping import is_clipping, is_gradient
 from .loops import joined
-from .store import Recipe, Spec, Store, agree, are_same, digest_of, refuse_difference, stamp_of
+from .store import CopyRecipe, Recipe, Spec, Store, agree, are_same, digest_of, refuse_difference, stamp_of
 from .telling import telling, told_of
 from .tensor import LogicalTensor, Step, copy_of, follow, is_sharded, normal_mode
 
@@ -687,8 +687,11 @@ def _clone(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     plain = not kwargs or kwargs.get("memory_format") in (None, torch.preserve_format)
     if len(args) != 1 or not plain or not is_sharded(tensor) or tensor.chain or tensor.rows is None:
         return NotImplemented
-    if _stays_sharded(tensor.store, [tensor], {}):
-        return copy_of(tensor)
+    store = tensor.store
+    if _stays_sharded(store, [tensor], {}):
+        copied = copy_of(tensor)
+        copied.store.recipe = CopyRecipe(store)
+        return copied
     return NotImplemented
 
 

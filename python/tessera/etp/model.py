@@ -275,6 +275,8 @@ class ShardedModel(Closing):
         self.threads.take_over("a backward", self.name, self.under_way)
         if not self.tasks and self.recovery.is_due:
             self.recovery.run()
+        if self.batch is not None:  # a step that makes gradients: they are of what it has written
+            self.batch.pause()
         self.tasks.append(task)
         if self.states is not None:
             self.states.adding = True

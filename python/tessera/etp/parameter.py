@@ -78,6 +78,7 @@ class LogicalParameter(LogicalTensor, torch.nn.Parameter):
     etp: Weight
     copied_by: ClassVar[Callable[[LogicalParameter, dict[Any, Any]], LogicalParameter]]  # copying.py sets it
     grad: Any = property(_grad_of, _set_grad, _forget_grad, "The reduced gradient, a LogicalTensor.")
+    _grad: Any = grad  # torch's other name of it
     _backward_hooks = property(_hooks_of, _set_hooks)
 
     @classmethod

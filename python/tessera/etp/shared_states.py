@@ -222,9 +222,7 @@ class SharedStates:
         """Show rows that all ranks take as a gradient of weight `number` once they come to this line. REQUIRES:
         `reads_private`."""
         name = _name_of(self._count, number, "assigned", self._next(number, "assigned"))
-        shown = self._show(name, rows, False, SharedGradient)
-        shown.note(stamp)
-        return shown
+        return self._show(name, rows, False, SharedGradient, stamp)
 
     def rename(self, entry: Words, number: int) -> int:
         """Give an entry the name of a gradient that is made now, and return it."""
@@ -243,14 +241,21 @@ class SharedStates:
         nth = self._made[number, key] = self._made.get((number, key), -1) + 1
         return nth
 
-    def _show(self, name: int, rows: torch.Tensor, counts: bool, kind: type[Rows] = SharedRows) -> Rows:  # type: ignore[assignment]
+    def _show(
+        self,
+        name: int,
+        rows: torch.Tensor,
+        counts: bool,
+        kind: type[Rows] = SharedRows,  # type: ignore[assignment]
+        stamp: int = 0,
+    ) -> Rows:
         if not self._free:
             self._add_board(2 * (self._boards[-1].shape[0] - 1))
         entry = self._free.pop()
         size = rows.numel() * rows.element_size()
         arena, offset = self._reader.refer(rows.data_ptr(), size) if size else (0, 0)
-        entry[_STAMP], entry[_ARENA], entry[_OFFSET], entry[_BYTES] = 0, arena, offset, size
-        entry[_NAME] = name
+        entry[_STAMP], entry[_ARENA], entry[_OFFSET], entry[_BYTES] = stamp, arena, offset, size
+        entry[_NAME] = name  # last: others may read already
         self._change()
         counted = size if counts else 0
         self.bytes += counted

@@ -140,6 +140,26 @@ class Recipe:
         return self._make()
 
 
+class CopyRecipe:
+    """How a copy is made again as a whole: what it is a copy of, as long as that is there and has not been written. It
+    keeps nothing alive."""
+
+    __slots__ = ("_source", "_version")
+    depth = 1
+
+    def __init__(self, source: Store) -> None:
+        self._source, self._version = weakref.ref(source), source.version
+
+    def stands(self) -> bool:
+        source = self._source()
+        return source is not None and source.version == self._version and source.asks_nobody()
+
+    def make(self) -> torch.Tensor:
+        source = self._source()
+        assert source is not None
+        return source.whole()
+
+
 class Store:
     """This rank's rows of one tensor, and what has gone into them.
 
@@ -204,7 +224,7 @@ class Store:
         self.own: torch.Tensor | None = None
         self.saved = weight is not None
         self.blank = False
-        self.recipe: Recipe | None = None
+        self.recipe: Recipe | CopyRecipe | None = None
         self.shared: SharedRows | None = None
         self.writes = 0
         self._memory: tuple[int, weakref.ref[torch.Tensor]] | None = None  # of which version, as long as one has it
@@ -236,7 +256,7 @@ class Store:
             found = torch.empty(self.spec.shape, dtype=self.dtype)
         elif self.weight is not None and (self.rows is None or not (self.model.updating and self.model.batch)):
             found = self.weight.pull(product)
-        elif self.recipe is not None and self.asks_nobody():
+        elif self.recipe is not None and self.recipe.stands():
             return self.recipe.make()
         else:
             assert self.rows is not None

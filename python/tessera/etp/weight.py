@@ -27,9 +27,9 @@ from .phase import Phase
 from .placeholder import Placeholder
 from .post_hooks import PostHooks
 from .shared_states import SharedRows, SharedStates
-from .store import Spec, Store, agree, digest_of, refuse_difference, stamp_of
+from .store import CopyRecipe, Spec, Store, agree, digest_of, refuse_difference, stamp_of
 from .telling import telling
-from .tensor import LogicalTensor, is_sharded
+from .tensor import LogicalTensor, copy_of, is_sharded
 from .uses import refuse_twice
 
 if TYPE_CHECKING:
@@ -436,10 +436,7 @@ class Weight(Matrix):
         if self.model.inline:
             reduced: torch.Tensor = Reduce.apply(gradient, self)  # type: ignore[no-untyped-call]
             for hook in list((self.tensor_hooks or {}).values()):
-                replaced = hook(reduced)
-                if isinstance(replaced, torch.Tensor) and not is_sharded(replaced) and not replaced.requires_grad:
-                    replaced = self.as_gradient(replaced)
-                reduced = reduced if replaced is None else replaced
+                reduced = self._hooked(hook, reduced)
             return reduced
         refuse_twice(self)
         self.model.enter_backward()
@@ -449,6 +446,23 @@ class Weight(Matrix):
         if gradient.is_sparse:  # autograd wants one of the same layout, and has no operations on a placeholder of it
             return torch.zeros(gradient.shape, dtype=gradient.dtype, layout=torch.sparse_coo)
         return Placeholder.like(self.parameter)
+
+    def _hooked(self, hook: Callable[[torch.Tensor], Any], reduced: torch.Tensor) -> torch.Tensor:
+        """Return what a hook makes of a reduced gradient. It gets a copy: autograd would make .grad a plain tensor
+        where the hook keeps what becomes it."""
+        if not is_sharded(reduced) or reduced.requires_grad:
+            replaced = hook(reduced)
+            return reduced if replaced is None else replaced
+        shown = copy_of(reduced)
+        shown.store.recipe = CopyRecipe(reduced.store)
+        replaced = hook(shown)
+        if replaced is None or replaced is shown:
+            if shown.store.writes > 0 and reduced.rows is not None:
+                assert shown.rows is not None
+                reduced.rows.copy_(shown.rows)
+                reduced.store.move_stamp(shown.store.stamp)
+            return reduced
+        return self.as_gradient(replaced) if not replaced.requires_grad else replaced
 
     def register_tensor_hook(self, hook: Callable[[torch.Tensor], Any]) -> RemovableHandle:
         if self.tensor_hooks is None:
@@ -481,7 +495,8 @@ class Weight(Matrix):
             if not agree(self.store, what, digest_of([whole])):
                 raise refuse_difference(what)
             rows = self.cut(whole)
-            if self.model.updating or self.model.in_backward():  # ranks may be at different places
+            apart = self.model.in_backward() and not self.model.inline
+            if self.model.updating or apart:  # ranks may be at different places
                 return self.gradient_of(rows.clone(memory_format=torch.contiguous_format))
             with self.model.writing_states():
                 return self.shown_gradient(rows)
