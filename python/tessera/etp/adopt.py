@@ -233,7 +233,7 @@ class Adopter:
         if name not in self._whole:
             chosen = self.choose(name, parameter)
             assert chosen is not None
-            made = _copy_of(parameter)
+            made = copy_over(parameter)
             weight = self.cut(model, name, made, chosen, [(place.module, place.key) for place in places])
             weight.started = False
             logical = weight.parameter
@@ -266,7 +266,7 @@ def _is_of_another(parameter: torch.Tensor, model: ShardedModel) -> bool:
     return isinstance(parameter, LogicalParameter) and parameter.etp.model is not model
 
 
-def _copy_of(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+def copy_over(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     """Return a parameter over the same memory, with its hooks, gradient and attributes, for the time of a cut."""
     with DisableTorchFunctionSubclass():
         made = torch.nn.Parameter(parameter.data, parameter.requires_grad)

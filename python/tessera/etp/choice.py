@@ -16,6 +16,7 @@ from .._arguments import choice, elements, pattern, text
 from .._errors import InvalidArgumentError
 from .digests import is_plain_tensor
 from .making import is_plain
+from .tensor import LogicalTensor
 from .weight import can_shard
 
 Filter = Callable[[str, torch.nn.Parameter], bool]
@@ -68,15 +69,7 @@ class Choice:
 
     def of_parameter(self, name: str, parameter: torch.nn.Parameter) -> Chosen | None:
         """Return how a parameter is sharded; None: it stays whole."""
-        if not is_plain_tensor(parameter):
-            return None
-        if parameter.dim() < 2 or not can_shard(parameter.dtype):
-            return None
-        if parameter.numel() < max(self.min_elements, 1):
-            return None
-        if parameter.device.type not in ("cpu", "meta"):
-            return None
-        if self.filter is not None and not self.filter(name, parameter):
+        if self.why_whole(name, parameter):
             return None
         rule = self.rule_of(name)
         format = "" if rule is None else self.rules[rule][1]
@@ -89,6 +82,25 @@ class Choice:
                 "such as 'nvfp4' in formats=, or no pattern in native="
             )
         return Chosen(format, is_native, is_native and self.masters == "trained" and not parameter.requires_grad)
+
+    def why_whole(self, name: str, parameter: torch.nn.Parameter) -> str:
+        """Say why a parameter cannot be, or is not to be, sharded; empty: it can."""
+        kind = type(parameter)
+        if kind is not torch.nn.Parameter and not issubclass(kind, LogicalTensor):
+            return f"of class {kind.__name__}"  # whose methods see whole values
+        if not is_plain_tensor(parameter):
+            return f"of class {type(parameter.data).__name__}"
+        if parameter.dim() < 2:
+            return "of less than two dims"
+        if not can_shard(parameter.dtype):
+            return f"of {parameter.dtype}"
+        if parameter.numel() < max(self.min_elements, 1):
+            return f"of less than min_elements={self.min_elements}"
+        if parameter.device.type not in ("cpu", "meta"):
+            return f"on {parameter.device}"
+        if self.filter is not None and not self.filter(name, parameter):
+            return "left out by filter="
+        return ""
 
     def of_model(self, named: Named) -> dict[str, Chosen]:
         """Return every weight that is to be sharded, by name. Throws if a pattern chooses nothing."""

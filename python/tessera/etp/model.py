@@ -263,6 +263,11 @@ class ShardedModel(Closing):
     def enter_backward(self) -> None:
         """Called by every node of the graph that has to do with weights."""
         task = current_task()
+        if self.is_unsharded:
+            raise InvalidArgumentError(
+                f"a backward goes through {self.name} as it was sharded, and etp.unshard_() has made its model whole: "
+                "run the forward again"
+            )
         if task not in self.tasks:
             self._join(task)
 

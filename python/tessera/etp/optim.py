@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .._errors import InvalidArgumentError
 from .batch import Batch, Updates
 from .compile import calls_by, left_out, stance, suspend, uncompiled_calls
+from .digests import is_plain_tensor
 from .handed_rows import HandedOver, counts_writes, groups_of, logical_state
 from .model import ShardedModel, models_of_this_process
 from .parameter import LogicalParameter
@@ -151,7 +152,7 @@ def _warn_of_others(optimizer: torch.optim.Optimizer, models: list[ShardedModel]
     others = [
         parameter
         for _, parameter in numbered(optimizer)
-        if type(parameter) is torch.nn.Parameter and not is_replicated(parameter)
+        if isinstance(parameter, torch.nn.Parameter) and is_plain_tensor(parameter) and not is_replicated(parameter)
     ]
     if not others or all(model.size == 1 for model in models):
         return

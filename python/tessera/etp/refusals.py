@@ -53,6 +53,21 @@ def require_shardable(model: torch.nn.Module, named: Iterable[tuple[str, torch.n
             raise InvalidArgumentError(f"shard_module_: {name} is {what}")
 
 
+def refuse_older_graphs(parameter: torch.Tensor, name: str) -> None:
+    """Have a backward fail that comes to what a sharded weight was before: its gradient would be the program's last
+    sight of it."""
+    if not parameter.requires_grad:
+        return
+
+    def refuse(_: torch.Tensor) -> None:
+        raise InvalidArgumentError(
+            f"a backward reaches {name} as it was before shard_module_(), by a graph that was made then: run the "
+            "forward again"
+        )
+
+    parameter.register_hook(refuse)  # type: ignore[no-untyped-call]
+
+
 def kind_refused(parameter: torch.Tensor) -> str | None:
     """Return why the gradient of a parameter could not be added over ranks, and what can be done; None: it can, or it
     is frozen, and needs none."""

@@ -32,7 +32,7 @@ def is_replicated(parameter: torch.Tensor) -> bool:
 
 def replicated_of(parameter: Any) -> Replicated | None:
     """Return what its model knows of a parameter; None: it is no such parameter, or a wrapper has taken it."""
-    found = parameter.__dict__.get("etp_replicated") if type(parameter) is torch.nn.Parameter else None
+    found = parameter.__dict__.get("etp_replicated") if issubclass(type(parameter), torch.nn.Parameter) else None
     return found() if isinstance(found, weakref.ref) else None
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
+import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from .._arguments import choice, function, whole
 from .._errors import AlreadyExistsError, InvalidArgumentError
-from .adopt import Adopter
+from .adopt import Adopter, copy_over
 from .buffers import Buffers, require_same_buffers, require_used, rules_of
 from .choice import Choice, Chosen, Filter, Pattern, Place, Shapes, matrix_of
 from .compile import leave_out_of_graphs, uncompiled
@@ -39,11 +42,11 @@ from .moves import watch_moves
 from .optim import watch_optimizers
 from .parameter import LogicalParameter
 from .plain_tensors import watch_plain_tensors
-from .refusals import require_module, require_shardable
+from .refusals import refuse_older_graphs, require_module, require_shardable
 from .replicated import Replicated
 from .state_loading import watch_loads
 from .state_names import note_names
-from .structure import is_script
+from .structure import can_swap, is_script, swap
 from .telling import collective
 from .tensor import lasting
 from .views import models_of, places_of
@@ -77,10 +80,11 @@ def shard_module_(
     """Cuts the model's matrices along dim 0 over the ranks of a group, in place, and returns it.
 
     Weights are gathered by the operations that use them, in modules of any class; a weight that several of them share
-    stays one. Experts [E, F, K] are E weights, each gathered where it is used. A convolution's weight is cut by its
+    stays one. Parameters become sharded in place: lists of them and optimisers that were made before hold them
+    still. Experts [E, F, K] are E weights, each gathered where it is used. A convolution's weight is cut by its
     first dim, others of more than two dims as matrices of their last one. Every other
     parameter stays whole on every rank; its gradients are added over the group. Call it on every rank with the same
-    weights, before the optimiser is made. What torch.compile() has returned may be given, too. Collective.
+    weights. What torch.compile() has returned may be given, too. Collective.
 
     With one rank, weights without a format are left as they are: the model is as it was. Layers that were constructed
     sharded (etp.Linear, ...) keep their groups and formats; those that were constructed without a group are sharded.
@@ -150,9 +154,10 @@ def shard_module_(
     require_used(rules, dict(model.named_buffers()).keys())
     lists = expert_lists(experts, {name: parameter.shape for name, parameter in named}, chosen)
     if not chosen and ranks > 1 and not layers:
+        whys = collections.Counter(choose.why_whole(name, each) for name, each in named)
         raise InvalidArgumentError(
-            f"shard_module_: no weight of {type(model).__name__} is left to shard by filter= and "
-            f"min_elements={min_elements}"
+            f"shard_module_: no weight of {type(model).__name__} is left to shard: "
+            f"{'; '.join(f'{count} {why}' for why, count in whys.items() if why) or 'it has none'}"
         )
     groups = [group] if dp is None else [group, dp]
     options = {
@@ -243,7 +248,7 @@ def _take(
         if name is not None and old.is_meta:
             digests[name] = digest_of(name, full)
         if sharded is not None and name is not None and name in chosen:
-            cut.take(sharded, name, full, chosen[name], places[id(old)])
+            cut.take(sharded, name, old, full, chosen[name], places[id(old)])
             return
         for module, place in places[id(old)] if old is not full else ():
             if module._parameters[place] is not full:
@@ -344,12 +349,33 @@ class _Cut:
     publish: str
 
     def take(
-        self, sharded: ShardedModel, name: str, full: torch.nn.Parameter, how: Chosen, places: list[Place]
+        self,
+        sharded: ShardedModel,
+        name: str,
+        old: torch.nn.Parameter,
+        full: torch.nn.Parameter,
+        how: Chosen,
+        places: list[Place],
     ) -> None:
-        """Cut a parameter, and put what is sharded into its places."""
-        parameter = self.make(sharded, name, full, how, places).parameter
-        for module, place in places:
-            put(module, place, parameter)
+        """Cut a parameter, whose values `full` has, and let it become what is sharded: lists of parameters and
+        optimisers that were made before hold it still. One that a graph leads to cannot: another one takes its
+        places."""
+        recurrent = {module for module, _ in places if isinstance(module, torch.nn.RNNBase)}
+        for recurring in recurrent:
+            recurring._flat_weight_refs = []  # weak references, which a parameter that changes its kind must not have
+        swaps = can_swap(old)
+        weight = self.make(sharded, name, copy_over(full) if swaps else full, how, places)
+        parameter = weight.parameter
+        if swaps:
+            swap(old, parameter)
+            weight.parameter = parameter = old
+        else:
+            refuse_older_graphs(old, name)
+            for module, place in places:
+                put(module, place, parameter)
+        for recurring in recurrent:
+            listed: Any = recurring._flat_weights
+            recurring._flat_weight_refs = [None if each is None else weakref.ref(each) for each in listed]
 
     def make(
         self, sharded: ShardedModel, name: str, full: torch.nn.Parameter, how: Chosen, places: list[Place]

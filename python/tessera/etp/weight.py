@@ -261,6 +261,8 @@ class Weight(Matrix):
         model = self.model
         if self.departed:
             model.damage.refuse_use(self)
+        if model.is_unsharded:
+            self._refuse_unsharded()
         if not (model.updating or self.travels_as(product)) and self._master is not None and self._reads_master:
             model.reading_phase()
             rows, spec = self.store.rows, self.store.spec
@@ -388,9 +390,18 @@ class Weight(Matrix):
         self.follow_released()
         if self.departed:
             self.model.damage.refuse_use(self)
+        if self.model.is_unsharded:
+            self._refuse_unsharded()
         if self.together is not None and version in (None, self.version) and self.model.threads.trains_here():
             return self.together.one(self.number, phase, expects_backward)
         return Matrix.gather(self, phase, expects_backward, version)
+
+    def _refuse_unsharded(self) -> None:
+        """Throw for a use of what unshard_() has made whole."""
+        raise InvalidArgumentError(
+            f"{self.name} is used as it was sharded, and etp.unshard_() has made its model whole: take the parameters "
+            "that its modules have now"
+        )
 
     def wanted(self) -> bool:
         """Tell whether the backward that is under way is to give it a gradient: one with inputs= may not, and it may

@@ -209,6 +209,33 @@ def frozen_amid(run: Run) -> Any:
     return names, found, _trained(run, model)
 
 
+class OnSphere(torch.nn.Parameter):
+    """A parameter whose class says how it is to be trained."""
+
+    def __new__(cls, data: torch.Tensor) -> OnSphere:
+        made: OnSphere = torch.Tensor._make_subclass(cls, data, True)
+        return made
+
+    def project(self) -> None:
+        self.copy_(self / self.norm(dim=1, keepdim=True))
+
+
+def parameters_of_a_class(run: Run) -> Any:
+    """Train parameters of a subclass, which optimisers ask for their methods, also one that comes later."""
+    model = built(Net)
+    model.a.weight = OnSphere(model.a.weight.detach().clone())
+    model = run.sharded(model)
+    for _ in range(3):
+        for _ in range(2):
+            _trained(run, model, steps=1, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if isinstance(parameter, OnSphere):
+                        parameter.project()
+        model.b.weight = OnSphere(torch.eye(SIZE))
+    return run.weights(model), [type(each).__name__ == "OnSphere" for each in model.parameters()]
+
+
 def order_of_states(run: Run) -> Any:
     model = run.sharded(built(Net))
     optimizer = adamw(model.parameters())
