@@ -65,7 +65,7 @@ class Linear(torch.autograd.Function):
         if x is not None and weight.wanted():
             buffer, into = weight.room()
             first, second = (x, flat) if as_stored else (flat, x)
-            if into.dtype is dtype:
+            if into.dtype is dtype and not is_in_mode():
                 torch.mm(first.t(), second, out=into)
             else:
                 into.copy_(first.t().mm(second))
@@ -74,9 +74,17 @@ class Linear(torch.autograd.Function):
         return dgrad, bias, None, None, None, None
 
 
+def is_in_mode() -> bool:
+    """Tell whether a mode of the dispatcher is to see the operations that plain torch calls."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def multiply(x: torch.Tensor, full: torch.Tensor, bias: torch.Tensor | None, as_stored: bool) -> torch.Tensor:
     """As nn.Linear and transformers' Conv1D do where the weight is an input of autograd. The result is no view, which
     an autograd function must not return to those that write it in place: a product is written into its memory."""
+    if is_in_mode():
+        out = F.linear(x, full.t() if as_stored else full, bias)
+        return out.clone() if out._is_view() else out
     if as_stored:
         out = x.new_empty((*x.shape[:-1], full.shape[1]))
         flat, rows = x.view(-1, x.shape[-1]), out.view(-1, full.shape[1])

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 import torch.nn.functional as F
 from torch._C import DisableTorchFunctionSubclass
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from .._errors import InvalidArgumentError
 from .compile import left_out
@@ -108,6 +110,38 @@ def has_group(module: torch.nn.Module) -> bool:
     return isinstance(module, Constructed) and module.has_group
 
 
+# --- what else may take part in a product: a function that a program has replaced, a mode, a class of tensors
+
+
+def _torchs(function: Any) -> Any:
+    """Return a function of torch; None: it has been replaced already."""
+    return function if "torch/nn/" in getattr(function, "__code__", _torchs.__code__).co_filename else None
+
+
+_forward_of_linear, _forward_of_embedding = _torchs(torch.nn.Linear.forward), _torchs(torch.nn.Embedding.forward)
+_embedding = _torchs(F.embedding)
+
+
+def is_torchs_linear() -> bool:
+    """Tell whether what nn.Linear calls is torch's own."""
+    return F.linear is torch._C._nn.linear and torch.nn.Linear.forward is _forward_of_linear
+
+
+def is_torchs_embedding() -> bool:
+    """Tell whether what nn.Embedding calls is torch's own."""
+    return F.embedding is _embedding and torch.nn.Embedding.forward is _forward_of_embedding
+
+
+def is_seen_by_nobody(input: Any) -> bool:
+    """Tell whether no mode and no class of tensors is to see the functions that a module calls."""
+    if type(input) is not torch.Tensor:
+        return False
+    return torch._C._len_torch_function_stack() == 0 or all(
+        type(mode) is DeviceContext
+        for mode in _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    )
+
+
 @in_place_of(torch.nn.Linear)
 class ShardedLinear(Sharded, torch.nn.Linear):
     """nn.Linear of a sharded weight."""
@@ -115,7 +149,7 @@ class ShardedLinear(Sharded, torch.nn.Linear):
     @left_out
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         parameter = self._parameters.get("weight")
-        if not isinstance(parameter, LogicalParameter):
+        if not (isinstance(parameter, LogicalParameter) and is_torchs_linear() and is_seen_by_nobody(input)):
             return super().forward(input)
         return apply_linear(input, parameter, self.bias, False)
 
@@ -127,7 +161,7 @@ class ShardedEmbedding(Sharded, torch.nn.Embedding):
     @left_out
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         parameter = self._parameters.get("weight")
-        if not isinstance(parameter, LogicalParameter):
+        if not (isinstance(parameter, LogicalParameter) and is_torchs_embedding() and is_seen_by_nobody(input)):
             return super().forward(input)
         return apply_embedding(input, parameter, self.padding_idx, self.scale_grad_by_freq)
 
@@ -138,7 +172,7 @@ class ShardedConv1D(Sharded):
     @left_out
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parameter = self._parameters.get("weight")
-        if not isinstance(parameter, LogicalParameter):
+        if not (isinstance(parameter, LogicalParameter) and is_seen_by_nobody(x)):
             return super().forward(x)  # type: ignore[no-any-return]
         return apply_linear(x, parameter, cast(Any, self.bias), True)
 

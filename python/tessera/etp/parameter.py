@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from types import FrameType, FunctionType
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +29,8 @@ _register_post_hook: Callable[..., RemovableHandle] = torch.Tensor.register_post
 _tracing_state = torch._C._get_tracing_state
 _makes_parameters = torch.nn.Parameter.__new__.__code__
 _CUTS = (torch.chunk, torch.Tensor.chunk)
+_TORCH = os.sep + "torch" + os.sep  # in names of files
+_asks_operands = torch.overrides.handle_torch_function.__code__
 
 
 @left_out
@@ -67,8 +71,28 @@ def _set_hooks(parameter: LogicalParameter, hooks: Any) -> None:
     parameter.etp.tensor_hooks = hooks
 
 
+def _replaced_by(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of torch in whose place a program has put `func`. torch's functions in Python ask operands
+    by their global names, where they find what has called them: it would be called again."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _asks_operands:
+        frame = frame.f_back
+    caller = None if frame is None else frame.f_back
+    if caller is None or _TORCH not in caller.f_code.co_filename or caller.f_code.co_freevars:
+        return func
+    return FunctionType(caller.f_code, caller.f_globals)
+
+
+class _Unseen(type(torch.nn.Parameter)):  # type: ignore[misc]
+    """Has a class pass for a base of all classes of tensors where torch asks that. `__torch_function__` of a program's
+    class of tensors gives up where it meets one that it does not derive from; of torch.nn.Parameter it is not told."""
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return super().__subclasscheck__(kind) or issubclass(kind, torch.Tensor)
+
+
 @opaque()
-class LogicalParameter(LogicalTensor, torch.nn.Parameter):
+class LogicalParameter(LogicalTensor, torch.nn.Parameter, metaclass=_Unseen):
     """A sharded weight as a parameter of a module. `etp` tells what it is a part of.
 
     Hooks of register_post_accumulate_grad_hook() are called once a backward, after the reduced gradient has been added;
@@ -112,6 +136,13 @@ class LogicalParameter(LogicalTensor, torch.nn.Parameter):
             refuse_fully_shard(next(each for each in args if isinstance(each, LogicalParameter)).etp.name)
         if _tracing_state() is not None:
             refuse_tracers(next((each.etp.name for each in args if isinstance(each, LogicalParameter)), "a parameter"))
+        if type(func) is FunctionType and _TORCH not in func.__code__.co_filename:
+            func = _replaced_by(func)
+        others = tuple(kind for kind in types if LogicalTensor not in kind.__mro__)
+        if others:  # those of the other operands decide, as beside a plain parameter
+            result = others[0].__torch_function__(func, others, args, kwargs or {})
+            if result is not NotImplemented:
+                return result
         with DisableTorchFunctionSubclass():
             if func in PARTS and isinstance(args[0], LogicalParameter) and isinstance(args[0].etp, Stack):
                 found = expert_uses(args[0].etp, func, args, kwargs or {})
