@@ -24,6 +24,7 @@ from .interrupts import together
 from .making import can_reduce
 from .model import ShardedModel
 from .module_states import watch_states
+from .overlap import sharing_memory
 from .parameter import LogicalParameter
 from .refusals import kind_refused
 from .replicated import Replicated
@@ -56,6 +57,7 @@ class Adopter:
     model: ShardedModel
     choose: Callable[[str, torch.nn.Parameter], Chosen | None]
     cut: Cut
+    _sharing: set[int] = dataclasses.field(default_factory=set)  # of the look that is under way
 
     def __call__(self, root: torch.nn.Module) -> None:
         """Adopt what has changed. Collective if parameters or buffers have come or gone."""
@@ -120,6 +122,7 @@ class Adopter:
         told: dict[str, Any] = {}
         error: Exception | None = None
         try:
+            self._sharing = sharing_memory(root) if own else set()
             told["lost"] = sorted(place.name for place in lost)
             told["new"] = [self._facts(root, places) for places in own]
             told["buffers"] = {name: comparable_digest(buffer) for name, buffer in buffers.items()}
@@ -158,7 +161,14 @@ class Adopter:
         if refused is not None:
             raise InvalidArgumentError(f"{name} has come to the model after shard_module_(), and is {refused}")
         assert isinstance(parameter, torch.nn.Parameter)
-        chosen = None if any(is_script(place.module) for place in places) else self.choose(name, parameter)
+        source = parameter.__dict__.get("etp_cut_of", _nothing)()
+        if source is not None and any(source.parameter is place.parameter for place in places_in(root)):
+            raise InvalidArgumentError(
+                f"{name} is made of a part of {source.name}, whose memory it would share, and both are in the model: "
+                "give it memory of its own: nn.Parameter(p[...].clone())"
+            )
+        stays = any(is_script(place.module) for place in places) or id(parameter) in self._sharing
+        chosen = None if stays else self.choose(name, parameter)
         cut = chosen is not None and can_swap(parameter) and not self.model.in_forward()
         what = [type(parameter).__name__, str(tuple(parameter.shape)), str(parameter.dtype), parameter.requires_grad]
         return {
@@ -256,6 +266,10 @@ class Adopter:
         other.companions.add(self.model)
         for place in places:
             watch_states(place.module, other)
+
+
+def _nothing() -> None:
+    """Stand for a reference to a parameter that there is not."""
 
 
 def _names(entries: list[Any]) -> list[str]:

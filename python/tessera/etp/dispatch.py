@@ -556,7 +556,9 @@ def _plain_of(value: Any) -> Any:
 def _require_writable(stores: list[Store]) -> None:
     """Throw where ranks are not at one place of their programs."""
     model = stores[0].model
-    shared = [store for store in stores if store.kept and not (model.inline and store.weight is None)]
+    if model.inline:  # ranks run one backward, node by node
+        return
+    shared = [store for store in stores if store.kept]
     if model.in_backward() and shared:
         store = shared[0]
         raise InvalidArgumentError(

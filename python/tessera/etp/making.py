@@ -59,7 +59,7 @@ def _naming(name: str) -> Iterator[None]:
     try:
         yield
     except InvalidArgumentError as error:
-        raise error if name in str(error) else InvalidArgumentError(f"{name}: {error}") from None
+        raise error if str(error).startswith(f"{name}: ") else InvalidArgumentError(f"{name}: {error}") from None
 
 
 def add_weight(

@@ -21,7 +21,7 @@ from .registered import RowsSource
 from .stack import PARTS, Stack, expert_uses
 from .tensor import LogicalTensor, is_sharded
 from .tracers import refuse_tracers
-from .weight import Weight, torchs_grad
+from .weight import Weight, keep_part, torchs_grad
 
 _torchs_hooks: Any = torch.Tensor._backward_hooks
 # gradient_hooks.py replaces it.
@@ -219,6 +219,11 @@ class LogicalParameter(LogicalTensor, torch.nn.Parameter, metaclass=_Unseen):
     def __tessera_source__(self, name: str) -> RowsSource[LogicalParameter]:
         """How a batch of the tensor bus registers it."""
         return RowsSource(name, self, _own_rows)
+
+    def __copy__(self) -> LogicalParameter:
+        copied = LogicalParameter.of_weight(self.etp, self.requires_grad)
+        keep_part(self, copied)
+        return copied
 
     def __deepcopy__(self, memo: dict[Any, Any]) -> LogicalParameter:
         return memo[id(self)] if id(self) in memo else LogicalParameter.copied_by(self, memo)

@@ -40,6 +40,7 @@ from .module_states import watch_ties
 from .modules import Constructed, has_group, only_reads, put, sharded_class, unsharded_class
 from .moves import watch_moves
 from .optim import watch_optimizers
+from .overlap import sharing_memory
 from .parameter import LogicalParameter
 from .plain_tensors import watch_plain_tensors
 from .refusals import refuse_older_graphs, require_module, require_shardable
@@ -148,13 +149,17 @@ def shard_module_(
     _require_replicas(model, replicas)
     require_shardable(model, named)
     choose = Choice.of(ranks, filter, min_elements, formats or {}, native, masters)
-    scripted = {id(each) for module in model.modules() if is_script(module) for each in module.parameters()}
-    chosen = choose.of_model([(name, each) for name, each in named if id(each) not in scripted])
+    whole_ones = {id(each) for module in model.modules() if is_script(module) for each in module.parameters()}
+    whole_ones |= sharing_memory(model) if ranks > 1 else set()
+    chosen = choose.of_model([(name, each) for name, each in named if id(each) not in whole_ones])
     rules = rules_of(buffers)
     require_used(rules, dict(model.named_buffers()).keys())
     lists = expert_lists(experts, {name: parameter.shape for name, parameter in named}, chosen)
     if not chosen and ranks > 1 and not layers:
-        whys = collections.Counter(choose.why_whole(name, each) for name, each in named)
+        whys = collections.Counter(
+            choose.why_whole(name, each) or ("of shared memory or TorchScript" if id(each) in whole_ones else "")
+            for name, each in named
+        )
         raise InvalidArgumentError(
             f"shard_module_: no weight of {type(model).__name__} is left to shard: "
             f"{'; '.join(f'{count} {why}' for why, count in whys.items() if why) or 'it has none'}"

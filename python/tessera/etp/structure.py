@@ -78,6 +78,8 @@ def become_parameter(tensor: LogicalTensor) -> None:
             made: torch.Tensor = LogicalParameter.of_weight(weight, tensor.requires_grad)
         else:
             made = torch.nn.Parameter(tensor.whole().detach().clone(), tensor.requires_grad)
+            if isinstance(weight, Weight):  # which is to have left the model when this is adopted
+                made.etp_cut_of = weakref.ref(weight)  # type: ignore[attr-defined]
         gradient = tensor.grad  # this rank's: nobody has added it over the ranks
         if gradient is not None:
             made.grad = gradient.whole() if isinstance(gradient, LogicalTensor) else gradient

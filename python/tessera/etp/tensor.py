@@ -383,6 +383,12 @@ class LogicalTensor(torch.Tensor):
         memo[id(self)] = copied
         return copied
 
+    def __copy__(self) -> torch.Tensor:
+        """Share the memory, as a copy of a plain tensor does."""
+        with torch.no_grad():
+            copied = self.detach()
+        return copied.requires_grad_(self.requires_grad)
+
     def _copied(self) -> torch.Tensor:
         """Return a copy: of a value of a state_dict() all of it, so that any rank may save it alone; else of rows."""
         if not self.store.saved or self.store.own is not None or not self.store.asks_nobody():

@@ -45,6 +45,7 @@ _OF_ONE = frozenset(
         "_saved",
         "chain",
         "etp",
+        "etp_cut_of",
         "etp_gradient",
         "etp_made",
         "etp_part",

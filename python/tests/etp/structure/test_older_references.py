@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -162,3 +163,126 @@ def _unsharded(rank: int, mode: str) -> list[str]:
 def test_what_was_sharded_before_unshard_is_refused_by_name(mode: str) -> None:
     for texts in launch(functools.partial(_unsharded, mode=mode), 2):
         assert all("weight" in text and "etp.unshard_() has made its model whole" in text for text in texts), texts
+
+
+def floats(rank: int, number: int) -> torch.Tensor:
+    return torch.randn(4, SIZE, generator=torch.Generator().manual_seed(9 * number + rank))
+
+
+class Pair(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.a, self.b, self.c = (torch.nn.Linear(SIZE, SIZE, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(self.b(self.a(x).tanh()))  # type: ignore[no-any-return]
+
+
+def share(model: Pair) -> None:
+    model.b.weight.data = model.a.weight.data
+
+
+def share_transposed(model: Pair) -> None:
+    model.b.weight.data = model.a.weight.data.t()
+
+
+def share_a_part(model: Pair) -> None:
+    model.b.weight.data = torch.cat([model.a.weight.data, torch.zeros(1, SIZE)])
+    model.a.weight.data = model.b.weight.data[1:]
+    model.b.weight.data = model.b.weight.data[:SIZE]
+
+
+def share_with_a_buffer(model: Pair) -> None:
+    model.register_buffer("copy", model.a.weight.data)
+
+
+def _sharing(rank: int, tie: Callable[[Pair], None], late: bool) -> tuple[list[bool], list[str]]:
+    group = etp.init_group(timeout=60)
+    size = group.size
+    results = []
+    for is_sharded in (True, False):
+        model: Any = Pair()
+        if not late:
+            tie(model)
+        if is_sharded and late:
+            etp.shard_module_(model, group, min_elements=64)
+        elif is_sharded:
+            with pytest.warns(UserWarning, match="share memory as several tensors: they stay whole"):
+                etp.shard_module_(model, group, min_elements=64)
+        if late:
+            torch.manual_seed(5)
+            model.a, model.b = (torch.nn.Linear(SIZE, SIZE, bias=False) for _ in range(2))
+            tie(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(2):
+            optimizer.zero_grad()
+            xs = [
+                torch.randn(4, SIZE, generator=torch.Generator().manual_seed(9 * number + each)) for each in range(size)
+            ]
+            losses = [model(xs[each]).square().sum() for each in ([rank] if is_sharded else range(size))]
+            (sum(losses) / len(losses)).backward()
+            optimizer.step()
+        named = [*model.named_parameters(), *model.named_buffers()]
+        results.append([etp.whole(each).detach().clone() for _, each in named])
+        if is_sharded:
+            sharded = [name for name, each in named if isinstance(each, etp.LogicalTensor)]
+    group.close()
+    return [torch.allclose(a, b, atol=1e-5) for a, b in zip(*results, strict=True)], sharded
+
+
+@pytest.mark.filterwarnings("ignore:.*share memory")
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("tie", [share, share_transposed, share_a_part, share_with_a_buffer], ids=lambda e: e.__name__)
+def test_parameters_that_share_memory_go_on_sharing_it(tie: Callable[[Pair], None], late: bool) -> None:
+    for same, sharded in launch(functools.partial(_sharing, tie=tie, late=late), 2):
+        assert all(same)
+        assert set(sharded) == {"c.weight"} | ({"b.weight"} if tie is share_with_a_buffer else set())
+
+
+def _part(rank: int) -> str:
+    group = etp.init_group(timeout=60)
+    model: Any = Pair()
+    etp.shard_module_(model, group, min_elements=64)
+    x = torch.full((2, SIZE), rank + 1.0)
+    model.b.weight = torch.nn.Parameter(model.a.weight.data[:33])
+    model.c = torch.nn.Linear(33, SIZE)
+    with pytest.raises(InvalidArgumentError) as caught:
+        model(x)
+    model.b.weight = torch.nn.Parameter(model.b.weight.data.clone())
+    torch.manual_seed(4)
+    model.c = torch.nn.Linear(33, SIZE)
+    old, model.a = model.a, torch.nn.Linear(SIZE, SIZE)
+    torch.manual_seed(4)
+    model.a.reset_parameters()
+    model.b.weight = torch.nn.Parameter(old.weight.data[:33])  # of a layer that has left
+    model(x).sum().backward()
+    group.close()
+    return str(caught.value)
+
+
+def test_a_parameter_of_a_part_of_another_one_is_refused_by_name() -> None:
+    for text in launch(_part, 2):
+        assert text.startswith("b.weight is made of a part of a.weight, whose memory it would share"), text
+
+
+def _copies(rank: int) -> list[float]:
+    group = etp.init_group(timeout=60)
+    model = Pair()
+    etp.shard_module_(model, group, min_elements=64)
+    before = etp.whole(model.a.weight).clone()
+    with torch.no_grad():
+        for copied in (
+            copy.copy(model.a.weight),
+            copy.copy(model.a.weight.data),
+            copy.copy(model.state_dict()["a.weight"]),
+        ):
+            copied.mul_(2)
+    same = torch.equal(etp.whole(model.a.weight), 8 * before)
+    kinds = isinstance(copy.copy(model.a.weight), torch.nn.Parameter)
+    group.close()
+    return [same, kinds]
+
+
+def test_a_shallow_copy_shares_memory() -> None:
+    assert launch(_copies, 2) == [[True, True]] * 2
