@@ -91,6 +91,7 @@ class ShardedModel(Closing):
         self.departed = Departed()  # not the same on all ranks
         self.replicated: list[Replicated] = []
         self.micro_batch = 0  # backwards since the last update
+        self.backwards = 0  # that have gone through it
         self._wrote = False  # since the last use in a forward
         self._updated: list[Weight] = []  # by the update that is under way
         self._batch: Batch | None = None
@@ -282,6 +283,7 @@ class ShardedModel(Closing):
             self.recovery.run()
         if self.batch is not None:  # a step that makes gradients: they are of what it has written
             self.batch.pause()
+        self.backwards += 1
         self.tasks.append(task)
         if self.states is not None:
             self.states.adding = True

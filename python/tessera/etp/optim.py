@@ -21,6 +21,7 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .._errors import InvalidArgumentError
+from .backwards import model_beside
 from .batch import Batch, Updates
 from .compile import calls_by, left_out, stance, suspend, uncompiled_calls
 from .digests import is_plain_tensor
@@ -33,6 +34,7 @@ from .replicated import is_replicated, replicated_of
 from .telling import collective, families_in, numbers_of, telling
 from .weight import Weight
 from .whole_parameters import checksum, require_same_before
+from .wrappers import is_averaged
 
 _log = logging.getLogger(__name__)
 
@@ -129,6 +131,7 @@ def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
 
 _promises: weakref.WeakKeyDictionary[torch.optim.Optimizer, Promise] = weakref.WeakKeyDictionary()
 _looked_at: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_beside: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # likewise, of those without sharded parameters
 
 
 def _look_at(optimizer: torch.optim.Optimizer, models: list[ShardedModel]) -> None:
@@ -167,6 +170,20 @@ def _warn_of_others(optimizer: torch.optim.Optimizer, models: list[ShardedModel]
         )
 
 
+def _warn_of_beside(optimizer: torch.optim.Optimizer) -> None:
+    """Warn of an optimiser that holds nothing of a sharded model, and parameters whose gradients come through one."""
+    beside = [(parameter, model_beside(parameter)) for _, parameter in numbered(optimizer)]
+    beside = [(parameter, name) for parameter, name in beside if name and not is_averaged(parameter)]
+    if beside:
+        warnings.warn(
+            f"{type(optimizer).__name__} holds {len(beside)} parameters, the first of shape "
+            f"{tuple(beside[0][0].shape)}, that get gradients through the sharded {beside[0][1]} and are no part of a "
+            "sharded model: each rank has its own gradients, which nobody adds; have them in the model that "
+            "etp.shard_module_() is given, or wrap all in DistributedDataParallel, or add them yourself",
+            stacklevel=5,
+        )
+
+
 # --- steps
 
 
@@ -185,6 +202,9 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if getattr(type(optimizer).step, "in_batch", False):
             return
     models = [model for model, _ in updates_of(optimizer)] or _models_of_whole(optimizer)
+    if not models and optimizer not in _beside:
+        _beside.add(optimizer)
+        _warn_of_beside(optimizer)
     if models:
         if optimizer not in _looked_at:
             _look_at(optimizer, models)

@@ -176,7 +176,9 @@ class LogicalTensor(torch.Tensor):
 
     @property
     def data(self) -> Any:
-        return self.detach()
+        """Return the same memory, whose writes autograd does not see: detach() would count them."""
+        with torch.no_grad():
+            return LogicalTensor.dispatch(torch.ops.aten.detach.default, (self,), {})
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:

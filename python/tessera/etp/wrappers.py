@@ -31,6 +31,14 @@ _IGNORED = "_ddp_params_and_buffers_to_ignore"  # DistributedDataParallel asks i
 _roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # what shard_module_() has been given
 
 
+_averaged: set[tuple[int, int]] = set()  # ids and addresses of parameters that DistributedDataParallel averages
+
+
+def is_averaged(parameter: torch.Tensor) -> bool:
+    """Tell whether DistributedDataParallel averages the gradient of a parameter."""
+    return (id(parameter), parameter.data_ptr()) in _averaged
+
+
 def note_root(module: torch.nn.Module) -> None:
     """Note that shard_module_() has been given a module, and so knows what is whole in it."""
     _roots.add(module)
@@ -89,6 +97,7 @@ def _wraps(wrapper: torch.nn.Module, name: str, module: Any) -> None:
     """Called when any module gets a part."""
     if name != "module" or not isinstance(wrapper, DistributedDataParallel) or not isinstance(module, torch.nn.Module):
         return
+    _averaged.update((id(each), each.data_ptr()) for each in module.parameters() if type(each) is torch.nn.Parameter)
     found: dict[int, ShardedModel] = {}
     seen = _in_roots(module)
     for _, parameter in module.named_parameters(remove_duplicate=False):
