@@ -327,8 +327,8 @@ def _refuse_sharded(model: torch.nn.Module, named: list[tuple[str, torch.nn.Para
     name = next((name for name, each in named if isinstance(each, LogicalParameter)), None)
     if name is not None:
         raise AlreadyExistsError(
-            f"shard_module_: {name} of {type(model).__name__} is sharded already: etp.unshard_() of the model that it "
-            "was sharded in undoes it"
+            f"shard_module_: {name} of {type(model).__name__} is sharded already: put new layers into the model that "
+            "was sharded, whose next forward takes them, or undo it by etp.unshard_() of that model"
         )
 
 
