@@ -255,6 +255,9 @@ def _take(
         if sharded is not None and name is not None and name in chosen:
             cut.take(sharded, name, old, full, chosen[name], places[id(old)])
             return
+        if old is not full and not isinstance(full, LogicalParameter) and can_swap(old) and can_swap(full):
+            swap(old, full)
+            full = old
         for module, place in places[id(old)] if old is not full else ():
             if module._parameters[place] is not full:
                 put(module, place, full)

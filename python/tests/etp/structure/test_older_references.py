@@ -120,6 +120,25 @@ def test_what_was_taken_before_is_sharded(program: Program, size: int, mode: str
     assert launch(functools.partial(_compared, program=program, mode=mode), size) == [[]] * size
 
 
+def _on_meta(rank: int) -> list[bool]:
+    group = etp.init_group(timeout=60)
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(33, SIZE), torch.nn.LayerNorm(SIZE), torch.nn.Linear(SIZE, 35))
+    parameters = list(model.parameters())
+    torch.manual_seed(3)
+    etp.shard_module_(model, group, min_elements=64)
+    same = [before is now and not now.is_meta for before, now in zip(parameters, model.parameters(), strict=True)]
+    model(torch.full((2, 33), rank + 1.0)).square().sum().backward()
+    same += [parameter.grad is not None for parameter in parameters]
+    group.close()
+    return same
+
+
+def test_parameters_on_the_meta_device_stay_the_same_objects() -> None:
+    for same in launch(_on_meta, 2):
+        assert len(same) == 12 and all(same), same
+
+
 def _older_graph(rank: int, mode: str) -> str:
     group = etp.init_group(timeout=60)
     model = torch.nn.Linear(33, SIZE)
