@@ -36,7 +36,8 @@ class Copier:
         assert model is not None and module is not None
         what = f"a copy of {type(module).__name__}"
         with telling(what, [model.member.family]):
-            model.watch.look(thorough=True)  # what is new is to be copied as what it becomes
+            if model.watch.has_unknown(module):  # it is to be copied as what it becomes
+                model.watch.look(thorough=True)
             copying = Copying.of(model, memo, what)
             copying.has_root = True
             with model.watch.paused():

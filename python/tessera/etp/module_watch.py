@@ -160,6 +160,13 @@ class ModuleWatch:
         """Tell whether the module has one of these parameters, by id."""
         return self.module is not None and any(id(each) in parameters for each in self.module.parameters())
 
+    def has_unknown(self, part: torch.nn.Module) -> bool:
+        """Tell whether a part of the module has parameters that the last look has not seen."""
+        structure = self.structure
+        if structure is None or structure.swapped():
+            return True
+        return any(id(each) not in structure.known for each in part.parameters())
+
     def look_if_changed(self) -> None:
         """Look if torch has told of a change; quick where it has not."""
         if self.has_changed:

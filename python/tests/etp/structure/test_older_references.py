@@ -305,3 +305,22 @@ def _copies(rank: int) -> list[float]:
 
 def test_a_shallow_copy_shares_memory() -> None:
     assert launch(_copies, 2) == [[True, True]] * 2
+
+
+def _copied_amid(rank: int) -> list[bool]:
+    """Copy a layer while another part of the model has what ranks are yet to make equal, as loading an adapter does."""
+    group = etp.init_group(timeout=60)
+    model: Any = Pair()
+    etp.shard_module_(model, group, min_elements=64)
+    torch.manual_seed(rank)
+    model.b = torch.nn.Linear(SIZE, SIZE, bias=False)  # to be loaded
+    copied = copy.deepcopy(model.c)
+    model.b.load_state_dict({"weight": torch.eye(SIZE)})
+    model(floats(rank, 0)).sum().backward()
+    same = [torch.equal(etp.whole(copied.weight), etp.whole(model.c.weight)), model.b.weight.grad is not None]
+    group.close()
+    return same
+
+
+def test_a_known_layer_is_copied_while_another_one_is_not_yet_equal() -> None:
+    assert launch(_copied_amid, 2) == [[True, True]] * 2
