@@ -255,10 +255,12 @@ def _take(
         if sharded is not None and name is not None and name in chosen:
             cut.take(sharded, name, old, full, chosen[name], places[id(old)])
             return
-        if old is not full and not isinstance(full, LogicalParameter) and can_swap(old) and can_swap(full):
+        made = full
+        is_own = name is not None and not isinstance(full, LogicalParameter)  # no constructed layer has it
+        if is_own and old is not full and can_swap(old) and can_swap(full):
             swap(old, full)
             full = old
-        for module, place in places[id(old)] if old is not full else ():
+        for module, place in places[id(old)] if old is not made else ():
             if module._parameters[place] is not full:
                 put(module, place, full)
                 if isinstance(full, LogicalParameter):  # of a constructed layer, which this module is tied to
@@ -379,7 +381,8 @@ class _Cut:
             weight.parameter = parameter = old
         else:
             refuse_older_graphs(old, name)
-            for module, place in places:
+        for module, place in places:
+            if module._parameters[place] is not parameter:
                 put(module, place, parameter)
         for recurring in recurrent:
             listed: Any = recurring._flat_weights
