@@ -83,8 +83,7 @@ def multiply(x: torch.Tensor, full: torch.Tensor, bias: torch.Tensor | None, as_
     """As nn.Linear and transformers' Conv1D do where the weight is an input of autograd. The result is no view, which
     an autograd function must not return to those that write it in place: a product is written into its memory."""
     if is_in_mode():
-        out = F.linear(x, full.t() if as_stored else full, bias)
-        return out.clone() if out._is_view() else out
+        return _multiply_in_mode(x, full if as_stored else full.t(), bias)
     if as_stored:
         out = x.new_empty((*x.shape[:-1], full.shape[1]))
         flat, rows = x.view(-1, x.shape[-1]), out.view(-1, full.shape[1])
@@ -98,6 +97,17 @@ def multiply(x: torch.Tensor, full: torch.Tensor, bias: torch.Tensor | None, as_
         return F.linear(x, full, bias)
     out = x.new_empty((*x.shape[:-1], full.shape[0]))
     torch.mm(x.reshape(-1, x.shape[-1]), full.t(), out=out.view(-1, full.shape[0]))
+    return out if bias is None else out.add_(bias)
+
+
+def _multiply_in_mode(x: torch.Tensor, factor: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The same by the operations that torch calls where gradients are recorded."""
+    if x.dim() < 3:
+        return F.linear(x, factor.t(), bias)
+    flat, shape = _flat(x), (*x.shape[:-1], factor.shape[1])
+    if bias is not None and x.is_contiguous():
+        return torch.addmm(bias, flat, factor).view(shape).clone()
+    out = flat.mm(factor).view(shape).clone()
     return out if bias is None else out.add_(bias)
 
 

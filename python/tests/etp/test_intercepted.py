@@ -98,8 +98,10 @@ class DoublesProducts(TorchDispatchMode):
 
 
 def in_mode_of_the_dispatcher(model: Any, rank: int) -> torch.Tensor:
+    x, later = words(rank), floats(rank).transpose(0, 1)  # of which one is not contiguous
     with DoublesProducts():
-        return model(words(rank)).square().mean()  # type: ignore[no-any-return]
+        flat = F.linear(model.emb(x).flatten(0, 1), model.up.weight)
+        return model(x).square().mean() + flat.square().mean() + model.up(later).sum()  # type: ignore[no-any-return]
 
 
 class Marked(torch.Tensor):
