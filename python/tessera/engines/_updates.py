@@ -1,7 +1,7 @@
-"""What came of updates, as every driver of an engine tells it: `RankStatus` of one rank, `EngineUpdate` of the engine.
+"""Outcomes of updates, as every driver of an engine tells them: `RankStatus` of a rank, `EngineUpdate` of the engine.
 
-Both travel as JSON: their fields by name. A reader takes fields that it does not know, and the default of one that is
-missing, so that two releases understand each other.
+Both travel as JSON: their fields by name. A reader ignores fields that it does not know, and takes the
+default of one that is missing, so that two releases understand each other.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 ANOTHER_FAILED = "another rank failed"
 """What a rank says that is well, and goes back with one that is not."""
 _MOST_NAMED = 4
-_Told = TypeVar("_Told")
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of stage() or commit(), on one rank; the same `ok` on all of them.
+    """The outcome of stage() or commit() on one rank; the same `ok` on all of them.
 
     Attributes:
         ok: Whether it is done. If not, everything serves as before, unless LiveWeights.torn.
@@ -44,7 +44,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What one rank of an engine says of itself.
+    """The state of one rank of an engine, as it tells it.
 
     Attributes:
         version: The version that it serves; 0 before the first update.
@@ -90,12 +90,12 @@ class RankStatus:
 
 
 Ranks = Sequence[RankStatus]
-"""What all ranks of an engine say, in their order."""
+"""The statuses of all ranks of an engine, in their order."""
 
 
 @dataclass(frozen=True)
 class EngineUpdate:
-    """What came of an update in one server, or what it serves.
+    """The outcome of an update in one server, or the version that it serves.
 
     Attributes:
         ok: Whether all its ranks serve the new version. If not, all serve the one before; or the server is left paused,
@@ -151,17 +151,17 @@ def served(ranks: Ranks) -> tuple[str, int] | None:
 
 def failed(ranks: Ranks) -> str:
     """Say what a step has raised in ranks, or nothing."""
-    return _told((rank, each.failure) for rank, each in enumerate(ranks) if each.failure)
+    return _named((rank, each.failure) for rank, each in enumerate(ranks) if each.failure)
 
 
 def refused(ranks: Ranks) -> str:
     """Say why an update was not installed, or nothing."""
     verdicts = [(rank, each.verdict) for rank, each in enumerate(ranks) if each.verdict is not None]
-    return _told((rank, verdict.error) for rank, verdict in verdicts if not verdict.ok)
+    return _named((rank, verdict.error) for rank, verdict in verdicts if not verdict.ok)
 
 
-def _told(errors: Iterable[tuple[int, str]]) -> str:
-    """Say what ranks say, of pairs (rank, error): of those that know why, if there are some. Empty for none."""
+def _named(errors: Iterable[tuple[int, str]]) -> str:
+    """Name ranks with their errors: those that know why, if there are some. Empty for none."""
     said = [f"rank {rank}: {error}" for rank, error in errors]
     known = [each for each in said if not each.endswith(ANOTHER_FAILED)] or said[:1]
     return "; ".join(known[:_MOST_NAMED])
@@ -175,7 +175,7 @@ def fields_of(told: Verdict | RankStatus | EngineUpdate) -> dict[str, Any]:
     return dataclasses.asdict(told)
 
 
-def read(kind: type[_Told], given: Any) -> _Told:
+def read(kind: type[_Kind], given: Any) -> _Kind:
     """Return what another process has told. Throws ValueError for what cannot be that."""
     if not isinstance(given, Mapping):
         raise ValueError(f"{given!r} is no {kind.__name__}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -71,5 +71,6 @@ def put_off() -> Iterator[None]:
             signal.signal(number, handler)
         for timer in timers:
             timer.join()
-        for number in waiting:
-            handlers[number](number, None)
+        with ExitStack() as called:  # all of them, also where one raises
+            for number in reversed(waiting):
+                called.callback(handlers[number], number, None)

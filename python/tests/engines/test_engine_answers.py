@@ -1,4 +1,4 @@
-"""What a trainer takes for an answer of an engine's ranks; no engine is needed."""
+"""Answers of an engine's ranks, as a trainer takes and sums them up; no engine is needed."""
 
 import dataclasses
 import json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -68,7 +69,7 @@ class Server:
         return self._by("v1/tessera/update", body, lambda: self._update_by_steps(version, run))
 
     def status(self) -> EngineUpdate:
-        """What it serves."""
+        """Ask which version it serves."""
         if self._has_plugin:
             return self._answer("v1/tessera/status", None, _STATUS_SECONDS, "GET")
         return EngineUpdate.of(self._call("tessera_status", timeout=_STATUS_SECONDS))
@@ -105,8 +106,9 @@ class Server:
             update = None
         if update is None or not update.ranks:
             raise UnavailableError(f"{self.url}/{path} answered {str(answer)[:_MOST_SHOWN]}")
-        error = update.error or ("" if update.ok else "it says that this did not work, and not why")
-        return EngineUpdate.of(update.ranks, error, pause=update.pause)  # what ranks say counts
+        judged = EngineUpdate.of(update.ranks, pause=update.pause)  # the ranks' word counts, not its sum
+        error = update.error or judged.error or ("" if update.ok else "it says that this did not work, and not why")
+        return dataclasses.replace(judged, ok=not error, error=error)
 
     # --- without the plugin for endpoints: a trainer that dies between pause and resume leaves the server paused
 

@@ -164,7 +164,7 @@ class TesseraWeightTransferEngine(_base.WeightTransferEngine[InitInfo, UpdateInf
         return self.status()
 
     def status(self) -> dict[str, Any]:
-        """What this rank serves, and how weights are installed: the fields of a RankStatus."""
+        """Return which version this rank serves, and how weights are installed: the fields of a RankStatus."""
         live, serving = self._live, self._serving
         plan = live.plan if live is not None else None
         changes = plan.changes if plan is not None else ()

@@ -195,6 +195,21 @@ def test_a_signal_waits_until_ranks_have_changed_something(handled: list[str]) -
     assert handled == ["changed", "handled"]
 
 
+def test_a_handler_that_raises_does_not_hide_another_signal(handled: list[str]) -> None:
+    def change() -> None:
+        with put_off():
+            signal.raise_signal(signal.SIGUSR2)
+            signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR2, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            change()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert handled == ["handled"]
+
+
 def test_a_signal_that_comes_again_is_handled_at_once(handled: list[str]) -> None:
     with put_off():
         signal.raise_signal(signal.SIGUSR1)
