@@ -49,7 +49,6 @@ struct BatchSetup {
 
 class BatchImpl : public BatchClient,
                   public MeetingOwner,
-                  public OperationOwner,
                   public Inspected,
                   public std::enable_shared_from_this<BatchImpl> {
  public:
@@ -71,9 +70,11 @@ class BatchImpl : public BatchClient,
   int64_t version() const override { return version_.load(); }
   BatchStats stats() const override { return figures_.stats(); }
   std::vector<TensorDigest> digests() const override { return figures_.digests(); }
-  bool cancel(uint64_t operation) override;
-  bool withdraw(int64_t version) override;
-  Progress sample() const override;
+  // For operations, from any thread. Ends that one early if nobody has begun to read or write for it; returns whether
+  // it did.
+  bool cancel(uint64_t operation);
+  virtual bool withdraw(int64_t version);  // likewise, even if its send has ended
+  Progress sample() const;                 // of the current operation
   BatchReport report() const override;
   void close() override { part({}); }
   // Like close(), and tells the other ranks `why`, unless it is ok: then the batch is simply over.
@@ -110,7 +111,7 @@ class BatchImpl : public BatchClient,
   virtual std::vector<const Session*> sessions() const = 0;
   virtual std::vector<std::string> waits_for() const = 0;  // "inference/1 to take version 7"
   virtual void check_peers() = 0;  // Session::check_peers() of the peers that the operation waits for
-  virtual void on_copied() = 0;    // called by the snapshots
+  virtual void on_copied() {}      // called by the snapshots
   // On the thread of close(), before the sessions close: returns once nobody reads Tessera's own memory.
   virtual void await_readers() {}
   // Nothing of this rank uses the snapshots any more. On the loop's thread.

@@ -2,9 +2,11 @@
 
 #include <utility>
 
+#include "bus/batch/batch.h"
+
 namespace tessera::bus {
 
-void Operation::restart(std::shared_ptr<OperationOwner> owner, uint64_t number) {
+void Operation::restart(std::shared_ptr<BatchImpl> owner, uint64_t number) {
   const MutexLock lock(mutex_);  // orders this after the last user's accesses
   number_ = number;
   owner_ = std::move(owner);
@@ -21,7 +23,7 @@ void Operation::set_version(int64_t version) {
 }
 
 void Operation::finish(const Status& status, const Progress& progress) {
-  std::shared_ptr<OperationOwner> dropped;  // outside the lock: it may be the last reference to the batch
+  std::shared_ptr<BatchImpl> dropped;  // outside the lock: it may be the last reference to the batch
   std::function<void()> told;
   {
     const MutexLock lock(mutex_);
@@ -83,7 +85,7 @@ bool Operation::cancel() {
 
 bool Operation::withdraw() {
   process_.require("a handle");
-  std::shared_ptr<OperationOwner> batch;
+  std::shared_ptr<BatchImpl> batch;
   int64_t version = 0;
   {
     const MutexLock lock(mutex_);
@@ -100,7 +102,7 @@ Progress Operation::progress() const {
   return progress_;
 }
 
-std::pair<std::shared_ptr<OperationOwner>, uint64_t> Operation::owner() const {
+std::pair<std::shared_ptr<BatchImpl>, uint64_t> Operation::owner() const {
   const MutexLock lock(mutex_);
   return {owner_, number_};
 }

@@ -13,22 +13,15 @@
 
 namespace tessera::bus {
 
-// The owner of operations: the batch that works on them. Called from any thread.
-class OperationOwner {
- public:
-  virtual ~OperationOwner() = default;
-  virtual Progress sample() const = 0;          // of the current operation
-  virtual bool cancel(uint64_t operation) = 0;  // ends it early if nobody has begun to read or write for it
-  virtual bool withdraw(int64_t version) = 0;   // likewise, even if its send has ended
-};
+class BatchImpl;
 
 // Ends exactly once, and releases its owner then. Thread-safe.
 class Operation final : public OperationClient {
  public:
-  Operation(std::shared_ptr<OperationOwner> owner, uint64_t number)
+  Operation(std::shared_ptr<BatchImpl> owner, uint64_t number)
       : number_(number), owner_(std::move(owner)), batch_(owner_) {}
   // Starts over as a new operation. REQUIRES: it has ended, and nobody else refers to it.
-  void restart(std::shared_ptr<OperationOwner> owner, uint64_t number);
+  void restart(std::shared_ptr<BatchImpl> owner, uint64_t number);
 
   void set_version(int64_t version);
   // Only the first call counts; progress() returns `progress` from then on.
@@ -47,14 +40,14 @@ class Operation final : public OperationClient {
 
  private:
   // The owner and the operation's number; null once it has ended.
-  std::pair<std::shared_ptr<OperationOwner>, uint64_t> owner() const;
+  std::pair<std::shared_ptr<BatchImpl>, uint64_t> owner() const;
 
   const ForkGuard process_;
   mutable Mutex mutex_;
   CondVar ended_;
   uint64_t number_ GUARDED_BY(mutex_);
-  std::shared_ptr<OperationOwner> owner_ GUARDED_BY(mutex_);
-  std::weak_ptr<OperationOwner> batch_ GUARDED_BY(mutex_);  // kept after the end
+  std::shared_ptr<BatchImpl> owner_ GUARDED_BY(mutex_);  // works on it; null once it has ended
+  std::weak_ptr<BatchImpl> batch_ GUARDED_BY(mutex_);    // kept after the end
   bool done_ GUARDED_BY(mutex_) = false;
   Status status_ GUARDED_BY(mutex_);
   int64_t version_ GUARDED_BY(mutex_) = 0;
