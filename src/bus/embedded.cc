@@ -12,7 +12,8 @@
 #include "bus/batch/batch.h"
 #include "bus/receiver/receiver_batch.h"
 #include "bus/registration/participant.h"
-#include "bus/sender/sender_batch.h"
+#include "bus/sender/in_place_sender.h"
+#include "bus/sender/staged_sender.h"
 #include "exec/local_runs.h"
 #include "peer/agent.h"
 #include "peer/exchange/messages.h"
@@ -20,6 +21,12 @@
 
 namespace tessera::bus {
 namespace {
+
+std::shared_ptr<BatchImpl> make_batch(BatchSetup setup, bool sends) {
+  if (!sends) return std::make_shared<ReceiverBatch>(std::move(setup));
+  if (setup.options.mode == Mode::kStaged) return std::make_shared<StagedSender>(std::move(setup));
+  return std::make_shared<InPlaceSender>(std::move(setup));
+}
 
 // The implementation of a Bus. Pairs and batches keep it alive.
 class EmbeddedBus final : public BusClient, public std::enable_shared_from_this<EmbeddedBus> {
@@ -139,11 +146,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
                      .tensors = std::make_shared<const std::vector<TensorSpec>>(tensors.begin(), tensors.end()),
                      .runs = std::move(runs)};
     bus_->agent().claim_batch(view_.name, id, setup.named);  // the records of a live batch must not be overwritten
-    std::shared_ptr<BatchImpl> batch;
-    if (sends)
-      batch = std::make_shared<SenderBatch>(std::move(setup));
-    else
-      batch = std::make_shared<ReceiverBatch>(std::move(setup));
+    const std::shared_ptr<BatchImpl> batch = make_batch(std::move(setup), sends);
     bus_->exchanges().of(view_, id).begin();
     try {
       batch->open(view_, call.limits());

@@ -52,4 +52,12 @@ Progress progress(const ReceiverLinks& links) {
   return progress;
 }
 
+void take_back(const ReceiverLinks& links, int64_t version, const Status& status) {
+  for (const auto& [rank, link] : links) {
+    if (link->open()) link->withdraw(version);
+    if (link->open() && link->taking() != 0) link->revoke(status);
+    link->abort_run(status);
+  }
+}
+
 }  // namespace tessera::bus

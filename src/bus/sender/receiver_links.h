@@ -18,5 +18,7 @@ bool begun(const ReceiverLinks& links, int64_t version);  // one reads it, or ha
 std::string who_has_not_taken(const ReceiverLinks& links, int64_t version);
 std::string awaited(const ReceiverLinks& links, int64_t version);  // "inference/1 to take version 7"
 Progress progress(const ReceiverLinks& links);
+// A version is offered no longer: whoever reads is asked to stop, and runs that fill streams are aborted.
+void take_back(const ReceiverLinks& links, int64_t version, const Status& status);
 
 }  // namespace tessera::bus

@@ -17,7 +17,6 @@ constexpr Duration kWithdrawTimeout = seconds(10);  // of receivers that are abo
 // --- attaching -----------------------------------------------------------------------------------
 
 void SenderBatch::open(const PairView& view, const CallLimits& limits) {
-  if (staged()) slots_.assign(static_cast<size_t>(setup_.options.snapshots), {});
   BatchImpl::open(view, limits);
   watch_jobs();
   figures_.count_from_now();
@@ -117,37 +116,27 @@ void SenderBatch::on_met(std::shared_ptr<Session> session) {
   const std::string& job = session->peer_job();
   const Agreement& agreement = session->setup().agreement;
   if (numbers_.meet(agreement.newest_version)) version_ = std::max(version_.load(), agreement.sent_version);
-  if (!staged() && outdated(*session)) session->renew();
+  const auto attached = std::static_pointer_cast<SenderSession>(session);
   if (closed_ || session->broken()) {
-    note_absence(static_cast<const SenderSession&>(*session));
+    note_absence(*attached);
     return retire(std::move(session));
   }
   known_[job] = {.version = agreement.floor, .world = static_cast<int>(session->setup().view.peer.size())};
-  unreported_ = {};
-  const auto made = std::static_pointer_cast<SenderSession>(session);
-  const auto whole = [](const auto& entry) { return !entry.second->broken(); };
-  if (!several() && std::ranges::any_of(sessions_, whole)) newcomers_.insert(made.get());
-  sessions_[job] = made;
-  made->adopted();
-  made->passed(staged() ? std::max(version_.load(), offering_) : version_.load());
+  const bool first = !any_whole();
+  sessions_[job] = attached;
+  attached->adopted();
   RankShare share;
   for (const auto& [name, other] : sessions_) share += other->share();
   count_session(*session, share);
-  if (staged()) {
-    const int64_t newest = slots_[newest_slot_].version;
-    if (newest != 0 && !made->must_prepare()) made->offer_slot(newest, newest_slot_);
-  } else if (offering_ != 0 && ending_.ok() && joining_ == 0) {
-    made->offer(offering_);
-  }
+  on_attached(*attached, first);
   count_decision();
 }
 
 void SenderBatch::on_sender_retired(SenderSession& session) {
   const std::string& job = session.peer_job();
   note_absence(session);
+  on_dropped(session);
   // Later: whoever is at it may be going through the sessions.
-  newcomers_.erase(&session);
-  copying_.prepared.erase(&session);
   loop().post([self = shared_from_this(), this, job, over = sessions_.at(job)] {
     sessions_.erase(job);
     retire(over);
@@ -178,47 +167,120 @@ BatchReport SenderBatch::report() const {
 std::vector<std::string> SenderBatch::waits_for() const {
   std::vector<std::string> texts;
   for (const auto& [job, session] : sessions_)
-    if (session->offering()) texts.push_back(session->awaited());
-  if (staged() && !copying_.target)
-    texts.push_back(fmt::format("one of {} snapshots that nobody reads"_message, slots_.size()));
-  if (!staged() && texts.empty())
-    for (const auto& meeting : meetings_) texts.push_back(fmt::format("job {} to register", meeting->job()));
+    if (session->offering()) texts.push_back(session->latest().awaited());
   return texts;
 }
 
 void SenderBatch::check_peers() {
-  if (staged() && copying_.target && copying_.preparing.empty()) return;  // the copy is on its way
   for (const auto& [job, session] : sessions_) session->check_peers();
 }
 
-// --- offering ------------------------------------------------------------------------------------
+Progress SenderBatch::sample_sessions() const {
+  Progress sum;
+  for (const auto& [job, session] : sessions_) {
+    const Progress one = session->sample();
+    sum.bytes_done += one.bytes_done;
+    sum.bytes_total += one.bytes_total;
+  }
+  return sum;
+}
 
-std::shared_ptr<OperationClient> SenderBatch::send(std::optional<int64_t> version, Timeout timeout) {
-  std::shared_ptr<Operation> operation;
-  setup_.agent->run_on_loop([&] {
-    const int64_t next = numbers_.of(version);
-    require_version(next);
-    if (next <= version_.load())
-      fail(ErrorCode::kInvalidArgument, "{}: version {} is not newer than {}, which {} has sent already"_message,
-           describe(), next, version_.load(), identity().name());
-    const auto whole = [](const auto& entry) { return !entry.second->broken(); };
-    if (!closed_ && !staged() && std::ranges::none_of(sessions_, whole))
-      std::exchange(unreported_, {}).throw_if_error();
-    operation = begin_operation("send", timeout);
-    operation->set_version(next);
-    offering_ = next;
-    numbers_.begin(next, version.has_value());
-    joining_ = 0;
-    ending_ = {};
-    begun_ = false;
-    outcome_ = {};
-    if (staged()) return begin_snapshot();
-    observe_offer(next);
-    enter("wait for receivers");
-    for (const auto& [job, session] : sessions_)
-      if (!session->broken()) session->offer(next);
-  });
-  return operation;
+bool SenderBatch::any_whole() const {
+  return std::ranges::any_of(sessions_, [](const auto& entry) { return !entry.second->broken(); });
+}
+
+bool SenderBatch::any_offering() const {
+  return std::ranges::any_of(sessions_, [](const auto& entry) { return entry.second->offering(); });
+}
+
+bool SenderBatch::undecided(int64_t version) const {
+  return std::ranges::any_of(sessions_, [&](const auto& entry) { return entry.second->undecided(version); });
+}
+
+// --- what is known of the jobs -------------------------------------------------------------------
+
+void SenderBatch::note_absence(const SenderSession& session) {
+  if (!session.renewed()) known_[session.peer_job()].absence = session.broken_status();
+}
+
+void SenderBatch::on_not_met(const std::string& job, const Status& why) {
+  known_[job].absence = why;
+}
+
+void SenderBatch::on_taken(const SenderSession& session, int64_t version) {
+  Known& known = known_[session.peer_job()];
+  known.version = std::max(known.version, version);
+  known.missed = {};
+  count_decision();
+}
+
+void SenderBatch::describe_peer(BatchPeer& peer) const {
+  const auto it = known_.find(peer.job);
+  if (it == known_.end()) return;
+  const Known& known = it->second;
+  peer.version = known.version;
+  peer.world = known.world;
+  if (!peer.attached && peer.error.ok()) peer.error = known.absence;
+  if (peer.error.ok()) peer.error = known.missed;
+}
+
+// "job engine0; job engine1: engine1/0 has died"; those that have not taken `version`, or are not attached.
+std::string SenderBatch::who_is_missing(int64_t version) const {
+  std::string text;
+  for (const auto& meeting : meetings_) {
+    BatchPeer peer{.job = meeting->job(), .attached = attached(meeting->job())};
+    describe_peer(peer);
+    if (version != 0 ? peer.version >= version : peer.attached) continue;
+    text += fmt::format("{}job {}{}{}", text.empty() ? "" : "; ", peer.job, peer.error.ok() ? "" : ": ",
+                        peer.error.message());
+  }
+  return text;
+}
+
+bool SenderBatch::attached(const std::string& job) const {
+  const auto it = sessions_.find(job);
+  return it != sessions_.end() && !it->second->broken();
+}
+
+void SenderBatch::wait_peers(int jobs, int64_t version, Timeout timeout) {
+  process_.require(identity().name());
+  const Deadline deadline = Deadline::after(timeout);
+  const std::stop_token stop = setup_.interruption->token();
+  while (true) {
+    const uint64_t seen = decisions();
+    std::string missing;
+    int64_t reached = 0;
+    setup_.agent->run_on_loop([&] {
+      if (closed_) fail(ErrorCode::kCancelled, "{}: {} has closed it"_message, describe(), identity().name());
+      reached = version != 0
+                    ? std::ranges::count_if(known_, [&](const auto& entry) { return entry.second.version >= version; })
+                    : std::ranges::count_if(sessions_, [&](const auto& entry) { return attached(entry.first); });
+      missing = who_is_missing(version);
+    });
+    if (reached >= jobs) return;
+    {
+      const MutexLock lock(mutex_);
+      const auto changed = [&]() REQUIRES(mutex_) { return decisions_ != seen || ended_; };
+      if (changed_.wait_until(mutex_, stop, deadline, changed)) continue;
+    }
+    const std::string what =
+        version != 0 ? fmt::format("{} jobs to take version {}", jobs, version) : fmt::format("{} jobs", jobs);
+    if (stop.stop_requested())
+      fail(ErrorCode::kCancelled, "{}: the wait of {} for {} was interrupted; missing: {}"_message, describe(),
+           identity().name(), what, missing);
+    fail(ErrorCode::kDeadlineExceeded, "{}: {} waited {:.1f} s for {}: {} so far; missing: {}"_message, describe(),
+         identity().name(), to_seconds(timeout), what, reached, missing);
+  }
+}
+
+uint64_t SenderBatch::decisions() const {
+  const MutexLock lock(mutex_);
+  return decisions_;
+}
+
+bool SenderBatch::await_decision(uint64_t seen, Deadline deadline) {
+  const MutexLock lock(mutex_);
+  return changed_.wait_until(mutex_, {}, deadline, [&]() REQUIRES(mutex_) { return decisions_ != seen; });
 }
 
 void SenderBatch::count_decision() {
@@ -229,142 +291,69 @@ void SenderBatch::count_decision() {
   changed_.notify_all();
 }
 
+// --- sending -------------------------------------------------------------------------------------
+
+std::shared_ptr<OperationClient> SenderBatch::send(std::optional<int64_t> version, Timeout timeout) {
+  std::shared_ptr<Operation> operation;
+  setup_.agent->run_on_loop([&] {
+    const int64_t next = numbers_.of(version);
+    require_version(next);
+    if (next <= version_.load())
+      fail(ErrorCode::kInvalidArgument, "{}: version {} is not newer than {}, which {} has sent already"_message,
+           describe(), next, version_.load(), identity().name());
+    if (!closed_) check_before_send();
+    operation = begin_operation("send", timeout);
+    operation->set_version(next);
+    offering_ = next;
+    numbers_.begin(next, version.has_value());
+    ending_ = {};
+    failure_ = {};
+    begin_send();
+  });
+  return operation;
+}
+
 void SenderBatch::on_begun(int64_t version) {
   numbers_.begun();
-  if (version == offering_) begun_ = true;
-  for (Snapshot& slot : slots_)
-    if (slot.version == version) slot.begun = true;
+  note_begun(version);
   count_decision();
-}
-
-bool SenderBatch::begun(int64_t version) const {
-  const auto it = std::ranges::find(slots_, version, &Snapshot::version);
-  return it != slots_.end() ? it->begun : version == offering_ && begun_;
-}
-
-void SenderBatch::on_taking(SenderSession& session) {
-  if (session.begun(offering_)) newcomers_.erase(&session);
-  if (!operation_ || present_.data_start != TimePoint{}) return;
-  present_.data_start = Clock::steady().now();
-  enter("transfer");
-}
-
-void SenderBatch::on_offer_over(SenderSession& session, const Status& status) {
-  if (status.ok()) {
-    session.sum_digests(figures_.sums());
-    if (!outcome_.taken) figures_.keep_sums();
-    if (!std::exchange(outcome_.taken, true) && several() && any_offering()) begin_grace();
-  } else if ((session.renewed() && Session::is_renewal(status) && !session.begun(offering_)) ||
-             (joining_ != 0 && !session.broken())) {
-    // It is offered again: once they have met, or under the number that is joined.
-  } else if (newcomers_.contains(&session)) {
-    observe_late(session, status);
-  } else if (status.code() == ErrorCode::kPeerLost) {
-    outcome_.lost = status;
-    reported_ = &session;
-  } else if (outcome_.failure.ok()) {
-    outcome_.failure = status;
-  }
-  if (!status.ok() && !session.renewed() && joining_ == 0)
-    known_[session.peer_job()].missed =
-        newcomers_.contains(&session) ? Status(ErrorCode::kDeadlineExceeded, status.message()) : status;
-  check_ended();
-}
-
-bool SenderBatch::any_offering() const {
-  return std::ranges::any_of(sessions_, [](const auto& entry) { return entry.second->offering(); });
-}
-
-// A job that was lost is no failure as long as another one has the version; of jobs that nobody waits for, nor is one
-// that failed.
-void SenderBatch::check_ended() {
-  leave_newcomers();
-  if (offering_ == 0 || any_offering()) return;
-  const bool well = outcome_.taken && (several() || outcome_.failure.ok());
-  const Status& why = !outcome_.failure.ok() ? outcome_.failure : !outcome_.lost.ok() ? outcome_.lost : ending_;
-  if (joining_ != 0 && why.ok()) return offer_joined();
-  const Status outcome = well ? Status() : why;
-  if (outcome.ok() && !outcome_.taken) return;  // nobody is attached: somebody may come
-  loop().cancel_timer(std::exchange(outcome_.grace, 0));
-  numbers_.end();
-  offering_ = 0;
-  if (outcome.ok()) version_ = operation_->version();  // else it may be sent again
-  end_operation(outcome);
 }
 
 void SenderBatch::fail_operation(const Status& status) {
   if (offering_ == 0 || !ending_.ok()) return;
   ending_ = status;
-  if (!any_offering()) outcome_.failure = status;
+  if (!any_offering()) failure_ = status;
   for (const auto& [job, session] : sessions_) session->fail_offer(status);
-  if (staged())
-    check_snapshot();
-  else
-    check_ended();
+  check_ended();
 }
 
-// --- in step with the other ranks of the job -------------------------------------------------------
-
-void SenderBatch::on_ahead(int64_t version, bool over) {
+void SenderBatch::on_terms_ahead(int64_t version) {
   numbers_.hear(version, false);
-  if (!over) return;
   // Later: whoever tells may be in the middle of an offer.
   loop().post([weak = weak_from_this(), version] {
     if (const auto self = std::static_pointer_cast<SenderBatch>(weak.lock())) self->fall_behind(version);
   });
 }
 
-// The memory may hold what belongs to an earlier call than the other ranks' is, unless this rank has just come. So it
-// is not offered as theirs: the send fails, as it would in the end.
-void SenderBatch::fall_behind(int64_t version) {
-  if (closed_ || offering_ == 0 || version <= std::max(offering_, joining_) || numbers_.given() || !ending_.ok())
-    return;
-  const auto held = [&](const auto& entry) { return entry.second->held(offering_); };
-  if (outcome_.taken || begun(offering_) || std::ranges::any_of(sessions_, held) || !any_offering()) return;
-  const Status why =
-      failed(ErrorCode::kDeadlineExceeded, "it came too late: other ranks of job {} offer version {} by now"_message,
-             identity().job, version);
-  if (numbers_.follows() && !staged()) return join(version, why);
-  numbers_.hear(version, true);
-  fail_operation(why);
+bool SenderBatch::may_fall_behind(int64_t version) const {
+  return !closed_ && offering_ != 0 && version > offering_ && !numbers_.given() && ending_.ok() && any_offering();
 }
 
-void SenderBatch::join(int64_t version, const Status& why) {
-  if (std::exchange(joining_, version) != 0) return;
-  observe_withdrawal(offering_);
-  std::vector<SenderSession*> offering;
-  for (const auto& [job, session] : sessions_)
-    if (session->offering()) offering.push_back(session.get());
-  for (SenderSession* session : offering) session->fail_offer(why);
+Status SenderBatch::came_too_late(int64_t version) const {
+  return failed(ErrorCode::kDeadlineExceeded, "it came too late: other ranks of job {} offer version {} by now"_message,
+                identity().job, version);
 }
 
-void SenderBatch::offer_joined() {
-  offering_ = std::exchange(joining_, 0);
-  numbers_.begin(offering_, false);
-  operation_->set_version(offering_);
-  present_.data_start = {};
-  observe_offer(offering_);
-  enter("wait for receivers");
-  for (const auto& [job, session] : sessions_)
-    if (!session->broken()) session->offer(offering_);
-}
-
-// --- taking back ---------------------------------------------------------------------------------
-
-SenderBatch::Withdrawal SenderBatch::try_withdraw(int64_t version) {
-  const auto slot = std::ranges::find(slots_, version, &Snapshot::version);
-  if (version == 0 || (version != offering_ && slot == slots_.end())) return Withdrawal::kTooLate;
-  if (begun(version)) return Withdrawal::kTooLate;
-  for (const auto& [job, session] : sessions_)
-    if (session->undecided(version)) return Withdrawal::kUndecided;
-  if (version == offering_) {
-    if (staged() && copying_.target) return Withdrawal::kUndecided;  // until it is copied
-    fail_operation(failed(ErrorCode::kCancelled, "version {} was withdrawn"_message, version));
-  } else {
-    *slot = {};
-    for (const auto& [job, session] : sessions_) session->clear(static_cast<uint32_t>(slot - slots_.begin()));
+bool SenderBatch::withdraw(int64_t version) {
+  const Deadline deadline = Deadline::after(kWithdrawTimeout);
+  while (true) {
+    const uint64_t seen = decisions();
+    Withdrawal outcome = Withdrawal::kTooLate;
+    setup_.agent->run_on_loop([&] { outcome = try_withdraw(version); });
+    if (outcome == Withdrawal::kDone) observe_withdrawal(version);
+    if (outcome != Withdrawal::kUndecided) return outcome == Withdrawal::kDone;
+    if (!await_decision(seen, deadline)) return false;
   }
-  return Withdrawal::kDone;
 }
 
 void SenderBatch::observe_offer(int64_t version) {
@@ -379,92 +368,9 @@ void SenderBatch::observe_withdrawal(int64_t version) {
   log_event(LogLevel::debug, "version.withdrawn", {{"version", version}});
 }
 
-bool SenderBatch::withdraw(int64_t version) {
-  const Deadline deadline = Deadline::after(kWithdrawTimeout);
-  while (true) {
-    uint64_t seen = 0;
-    {
-      const MutexLock lock(mutex_);
-      seen = decisions_;
-    }
-    Withdrawal outcome = Withdrawal::kTooLate;
-    setup_.agent->run_on_loop([&] { outcome = try_withdraw(version); });
-    if (outcome == Withdrawal::kDone) observe_withdrawal(version);
-    if (outcome != Withdrawal::kUndecided) return outcome == Withdrawal::kDone;
-    const MutexLock lock(mutex_);
-    if (!changed_.wait_until(mutex_, {}, deadline, [&]() REQUIRES(mutex_) { return decisions_ != seen; })) return false;
-  }
-}
-
-// The sessions bound how long that takes.
-void SenderBatch::await_readers() {
-  if (!staged()) return;
-  const Status why = failed(ErrorCode::kPeerLost, "{} has closed the batch"_message, identity().name());
-  setup_.agent->run_on_loop([&] {
-    for (const auto& [job, session] : sessions_) session->leave(why);
-  });
-  while (true) {
-    uint64_t seen = 0;
-    {
-      const MutexLock lock(mutex_);
-      seen = decisions_;
-    }
-    bool idle = false;
-    setup_.agent->run_on_loop(
-        [&] { idle = std::ranges::all_of(sessions_, [](const auto& entry) { return entry.second->idle(); }); });
-    if (idle) return;
-    {
-      const MutexLock lock(mutex_);
-      const auto changed = [&]() REQUIRES(mutex_) { return decisions_ != seen; };
-      if (changed_.wait_until(mutex_, {}, Deadline::after(kStopPeriod), changed)) continue;
-    }
-    setup_.agent->run_on_loop([this] { setup_.runs->check(); });
-  }
-}
-
-void SenderBatch::on_deadline() {
-  if (offering_ == 0) return;
-  if (staged() && copying_.target && copying_.preparing.empty()) return;  // the copy is on its way
-  if (staged() && !copying_.target)
-    return fail_operation(failed(
-        ErrorCode::kDeadlineExceeded,
-        "{}: {} waited {:.1f} s to send version {}: all {} snapshots are being read: allow more"_message, describe(),
-        identity().name(), to_seconds(Clock::steady().now() - present_.start), offering_, slots_.size()));
-  if (!any_offering()) return fail_operation(nobody_attached());
-  // Jobs that are all at it, and were heard of lately, go on.
-  const TimePoint now = Clock::steady().now();
-  TimePoint until = TimePoint::max();
-  for (const auto& [job, session] : sessions_) {
-    if (!session->offering()) continue;
-    if (session->flows_since(now - setup_.stall)) {
-      until = std::min(until, session->last_activity() + setup_.stall);
-      continue;
-    }
-    ending_ = failed(ErrorCode::kDeadlineExceeded, "waited {:.1f} s: {}"_message, to_seconds(now - present_.start),
-                     session->who_has_not_taken());
-    session->fail_offer(ending_);
-  }
-  if (offering_ != 0 && until != TimePoint::max()) set_deadline(Deadline::at(until));
-}
-
-bool SenderBatch::cancel_operation() {
-  if (offering_ == 0 || !ending_.ok() || outcome_.taken) return false;
-  if (staged() && copying_.target) return false;
-  const auto begun = [&](const auto& entry) { return entry.second->begun(offering_); };
-  if (std::ranges::any_of(sessions_, begun)) return false;
-  observe_withdrawal(offering_);
-  fail_operation(failed(ErrorCode::kCancelled, "the send was cancelled"_message));
-  return true;
-}
-
-Progress SenderBatch::sample_sessions() const {
-  Progress sum;
-  for (const auto& [job, session] : sessions_) {
-    const Progress one = session->sample();
-    sum.bytes_done += one.bytes_done;
-    sum.bytes_total += one.bytes_total;
-  }
-  return sum;
+void SenderBatch::observe_late(const SenderSession& session, const Status& why) {
+  const LogScope scope = log_scope();
+  log_event(LogLevel::info, "job.late", {{"with", session.peer_job()}, {"version", offering_}}, "{}", why.message());
 }
 
 }  // namespace tessera::bus

@@ -1,103 +1,82 @@
-// A batch that is offered to every job that is attached: in place, one version at a time; staged, the newest copy.
+// A batch that is offered to every job that is attached: the jobs, a session with each, and the numbers of versions.
+// How a version is sent is its kinds': in_place_sender.h, staged_sender.h.
 #pragma once
 
-#include <atomic>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "bus/batch/batch.h"
-#include "bus/sender/leases.h"
 #include "bus/sender/numbering.h"
+#include "bus/sender/offered_version.h"
 #include "bus/sender/sender_session.h"
 
 namespace tessera::bus {
 
-class SenderBatch final : public BatchImpl, public SenderSessionOwner {
+class SenderBatch : public BatchImpl {
  public:
+  void open(const PairView& view, const CallLimits& limits) override;
+  std::shared_ptr<OperationClient> send(std::optional<int64_t> version, Timeout timeout) final;
+  void wait_peers(int jobs, int64_t version, Timeout timeout) final;
+  BatchReport report() const final;
+
+  // --- for its sessions; on the loop's thread, unless they say otherwise ---
+  virtual std::unique_ptr<OfferedVersion> make_offered(SenderSession& session, uint32_t slot) = 0;  // any thread
+  // A receiver attaches: whatever its process read before, it is done with.
+  virtual void on_receiver(const Incarnation&) {}
+  // A receiver begins to read the version from a rank of this job, or may have: it was lost while it had it held.
+  void on_begun(int64_t version);
+  void on_taken(const SenderSession& session, int64_t version);  // by all receiving ranks
+  // Another rank of this job offers receivers that version, which is newer than what this one offers.
+  virtual void on_others_ahead(int64_t version) = 0;
+  // Likewise its terms: nobody will take an older one that is on offer here, unless they are at it already.
+  void on_terms_ahead(int64_t version);
+  virtual void on_unpinned() = 0;                  // a slot, or a version that withdraw() waits for
+  void on_sender_retired(SenderSession& session);  // broken and idle: closed and dropped, not at once
+
+ protected:
   explicit SenderBatch(BatchSetup setup) : BatchImpl(std::move(setup)) {}
 
-  void open(const PairView& view, const CallLimits& limits) override;
-  std::shared_ptr<OperationClient> send(std::optional<int64_t> version, Timeout timeout) override;
-  void wait_peers(int jobs, int64_t version, Timeout timeout) override;
-  BatchReport report() const override;
+  // --- a kind's, on the loop's thread ---
+  virtual void check_before_send() {}  // throws what no call has ended with yet
+  virtual void begin_send() = 0;       // of offering_
+  virtual void check_ended() = 0;      // that send
+  virtual void note_begun(int64_t version) = 0;
+  enum class Withdrawal { kDone, kTooLate, kUndecided };
+  virtual Withdrawal try_withdraw(int64_t version) = 0;
+  virtual void fall_behind(int64_t version) = 0;  // see on_terms_ahead()
+  virtual void on_attached(SenderSession& session, bool first) = 0;
+  virtual void on_dropped(const SenderSession& session) = 0;
+  virtual void note_absence(const SenderSession& session);
 
- private:
-  bool sends() const override { return true; }
-  std::shared_ptr<Session> make_session(const PairView& view, Agreement agreement) override;
+  bool sends() const final { return true; }
   void on_met(std::shared_ptr<Session> session) override;
-  void on_not_met(const std::string& job, const Status& why) override;
-  void on_parted(const std::string& job) override;
-  void on_meetings_stopped() override { stop_parted(); }
-
-  void on_taking(SenderSession& session) override;
-  void on_begun(int64_t version) override;
-  void on_offer_over(SenderSession& session, const Status& status) override;
-  void on_prepared(SenderSession& session, const Status& status) override;
-  void on_taken(SenderSession& session, int64_t version) override;
-  void on_digested(SenderSession& session, int64_t version) override;
-  void on_lease_cut(uint32_t slot, const Incarnation& process) override;
-  void on_receiver(const Incarnation& process) override;
-  void on_ahead(int64_t version, bool over) override;
-  void on_unpinned(SenderSession& session) override;
-  void on_sender_retired(SenderSession& session) override;
-
-  void fail_operation(const Status& status) override;
-  void on_deadline() override;
-  bool cancel_operation() override;
-  Progress sample_sessions() const override;
-  void close_sessions() override;
-  void renew_sessions() override;
-  std::vector<const Session*> sessions() const override;
+  void fail_operation(const Status& status) final;
   std::vector<std::string> waits_for() const override;
   void check_peers() override;
-  BatchOffer own_offer() const override;
-  void on_copied() override;
-  bool withdraw(int64_t version) override;
-  void await_readers() override;
-  void drop_snapshots() override;
 
-  void watch_jobs();
-  void watch_jobs_again();
-  void meet_also(const std::string& job);
-  void let_go(const std::string& job);  // another batch of this rank takes it. Not on the loop's thread
-  void stop_parted();
-  bool begun(int64_t version) const;
-  void fall_behind(int64_t version);
-  void join(int64_t version, const Status& why);
-  void offer_joined();
-  void count_decision();
+  bool several() const { return setup_.several; }
+  bool any_offering() const;
+  bool any_whole() const;                 // session that is not broken
+  bool undecided(int64_t version) const;  // see SenderSession
+  // The send under way may end for an offer of another rank: it has no number of its own, and is not failing already.
+  bool may_fall_behind(int64_t version) const;
+  Status came_too_late(int64_t version) const;
+  double seconds_waited() const { return to_seconds(Clock::steady().now() - present_.start); }
+  void count_decision();  // wakes who waits for what jobs do
   void observe_offer(int64_t version);
   void observe_withdrawal(int64_t version);
-  void check_ended();
-  void describe_peer(BatchPeer& peer) const override;
-  bool several() const { return setup_.several; }
-  void begin_grace();
-  void end_grace();
-  void leave_newcomers();
-  bool any_offering() const;
-  // Staged.
-  void begin_snapshot();
-  void begin_waiting_snapshot();
-  void check_snapshot();
-  bool pinned(uint32_t slot) const;
-  std::optional<uint32_t> free_slot() const;
-  enum class Withdrawal { kDone, kTooLate, kUndecided };
-  Withdrawal try_withdraw(int64_t version);
-  Status nobody_attached() const;
-  void note_absence(const SenderSession& session);
+  // A job does not get the version, and that is no failure of the send: it did not come to take it in time.
   void observe_late(const SenderSession& session, const Status& why);
   std::string who_is_missing(int64_t version) const;
-  bool attached(const std::string& job) const;
+  uint64_t decisions() const;
+  // Sleeps until a job has done something since `seen`. Whether one has before the deadline.
+  bool await_decision(uint64_t seen, Deadline deadline);
 
   std::map<std::string, std::shared_ptr<SenderSession>> sessions_;  // by receiving job
-  // In place: jobs that came while others were there and have taken nothing yet, or did not come to take a version in
-  // time. The ranks of this job may have met them at different versions, so that a send does not wait for them before
-  // they have begun to take it from all ranks.
-  std::set<const SenderSession*> newcomers_;
   // What is known of a job that was attached, or was tried.
   struct Known {
     Status absence = {};  // why it is not attached
@@ -106,40 +85,34 @@ class SenderBatch final : public BatchImpl, public SenderSessionOwner {
     int world = 0;
   };
   std::map<std::string, Known> known_;  // by job
+  int64_t offering_ = 0;                // what is being sent. 0: nothing
+  Status ending_;                       // why it is failing: nobody is offered it any more
+  Status failure_;                      // of the send: it ends with that once nobody reads any more
+  Numbering numbers_;
+
+ private:
+  std::shared_ptr<Session> make_session(const PairView& view, Agreement agreement) final;
+  void on_not_met(const std::string& job, const Status& why) final;
+  void on_parted(const std::string& job) final;
+  void on_meetings_stopped() final { stop_parted(); }
+  Progress sample_sessions() const final;
+  void close_sessions() final;
+  void renew_sessions() final;
+  std::vector<const Session*> sessions() const final;
+  BatchOffer own_offer() const final;
+  bool withdraw(int64_t version) final;
+  void describe_peer(BatchPeer& peer) const final;
+
+  void watch_jobs();
+  void watch_jobs_again();
+  void meet_also(const std::string& job);
+  void let_go(const std::string& job);  // another batch of this rank takes it. Not on the loop's thread
+  void stop_parted();
+  bool attached(const std::string& job) const;
+
   std::unique_ptr<Watch> jobs_watch_;
   std::vector<std::unique_ptr<Meeting>> parted_;  // with jobs that have left, to be stopped
-  int64_t offering_ = 0;                          // 0: nothing
-  Numbering numbers_;
-  int64_t joining_ = 0;  // in place: offered instead, once nobody is offered the other any more. 0: nothing
-  Status ending_;        // why it is failing: nobody is offered it any more
-  bool begun_ = false;   // a receiver has begun to take it, and may have left since
-  // Staged: what lies in each slot; which one is newest.
-  struct Snapshot {
-    int64_t version = 0;  // 0: none
-    bool begun = false;   // likewise
-  };
-  std::vector<Snapshot> slots_;
-  uint32_t newest_slot_ = 0;
-  std::unique_ptr<Leases> leases_;  // from the first one on
-  // The version on its way into a slot.
-  struct Copying {
-    std::optional<uint32_t> target;  // the slot; none while it waits for one
-    bool copied = false;
-    std::set<const SenderSession*> preparing, prepared;
-  };
-  Copying copying_;
-  uint64_t decisions_ GUARDED_BY(mutex_) = 0;  // for those that wait for what jobs do
-  // What comes of the offer.
-  struct Outcome {
-    bool taken = false;  // by a whole job
-    Status failure;      // of the offer: it ends with that once nobody reads any more
-    Status lost;         // a job that was at it
-    EventLoop::TimerId grace = 0;
-  };
-  Outcome outcome_;
-  // A loss that no call has ended with: the next one does, unless the job has come back by then.
-  Status unreported_;
-  const SenderSession* reported_ = nullptr;
+  uint64_t decisions_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tessera::bus
