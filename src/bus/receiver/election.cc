@@ -1,7 +1,5 @@
 #include "bus/receiver/election.h"
 
-#include <utility>
-
 #include "base/fail.h"
 
 namespace tessera::bus {
@@ -86,13 +84,13 @@ std::optional<Chosen> Election::announce() {
   if (!std::ranges::all_of(senders_, [](const auto& link) { return link->holds(); })) return std::nullopt;
   const Chosen chosen{.version = std::exchange(holding_, 0), .epoch = epoch_};
   announced_ = epoch_;
-  floor_before_ = floor_;
+  floor_before_.reset();
   refusal_ = {};
   own_ranks_.tell_followers(chosen);
   return chosen;
 }
 
-void Election::note_got(Rank rank, const Got& got, bool staged) {
+void Election::note_got(Rank rank, const Got& got) {
   uint32_t& last = got_[static_cast<size_t>(rank)];
   if (got.epoch != announced_ || last >= got.epoch)
     fail(ErrorCode::kMismatch, "Got of epoch {} where {} was announced"_message, got.epoch, announced_);
@@ -101,11 +99,20 @@ void Election::note_got(Rank rank, const Got& got, bool staged) {
   if (refusal_.ok())
     refusal_ = Status(got.reason.code(), fmt::format("{}: {}", rank_name(self_.job, rank), got.reason.message()));
   // In place, this rank may have the version although `rank` has not. It may be sent again, and all take it again.
-  if (!staged) floor_ = std::min(floor_, floor_before_);
+  // Staged, no rank takes it before all have got it.
+  floor_ = floor_before_.value_or(floor_);
 }
 
 bool Election::all_have(uint32_t epoch) const {
   return std::all_of(got_.begin() + 1, got_.end(), [&](uint32_t last) { return last >= epoch; });
+}
+
+std::vector<Link*> Election::awaited_links() const {
+  std::vector<Link*> links;
+  if (own_ranks_.leader) links.push_back(own_ranks_.leader.get());
+  for (const auto& [rank, follower] : own_ranks_.followers)
+    if (awaits(rank)) links.push_back(follower.get());
+  return links;
 }
 
 std::string Election::missing() const {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bus/receiver/own_ranks.h"
@@ -33,7 +34,7 @@ class Election {
   int64_t wanted() const { return wanted_; }
   int64_t min_version() const { return min_version_; }                // the lowest that is wanted and new
   void held(int64_t version) { floor_ = std::max(floor_, version); }  // this rank has that version from elsewhere
-  void took(int64_t version) { floor_ = version; }
+  void took(int64_t version) { floor_before_ = std::exchange(floor_, version); }
   const std::optional<Chosen>& chosen() const { return chosen_; }  // announced, not yet taken
   // From rank 0. Throws kMismatch for one that is out of turn.
   void hear(const Chosen& chosen);
@@ -53,9 +54,8 @@ class Election {
   void tell_those_behind() const;
   // Once all senders hold the version: announces it to the others.
   std::optional<Chosen> announce();
-  // Throws kMismatch for a Got that is out of turn. If a rank has not got the version: staged, no rank takes it; in
-  // place, that rank takes it again, with all the others.
-  void note_got(Rank rank, const Got& got, bool staged);
+  // Throws kMismatch for a Got that is out of turn. If a rank has not got the version, this one may take it again.
+  void note_got(Rank rank, const Got& got);
   void lower_min_version();  // afterwards, so that it is chosen again
   bool has_got(Rank rank, uint32_t epoch) const { return got_[static_cast<size_t>(rank)] >= epoch; }
   bool all_have(uint32_t epoch) const;
@@ -63,6 +63,7 @@ class Election {
   bool awaits(Rank rank) const { return !has_got(rank, announced_); }
   const Status& refusal() const { return refusal_; }  // of the first rank that has not got the present version
   std::string missing() const;                        // the ranks awaited
+  std::vector<Link*> awaited_links() const;           // to those of this job
 
  private:
   const Identity& self_;
@@ -74,10 +75,10 @@ class Election {
   uint32_t epoch_ = 0;
   int64_t floor_ = 0;
   // Rank 0.
-  int64_t holding_ = 0;        // the version that it will choose once all senders hold it
-  uint32_t announced_ = 0;     // the epoch that it announced last
-  std::vector<uint32_t> got_;  // by rank: the last epoch that the rank is done with
-  int64_t floor_before_ = 0;   // floor_ before the version that was chosen last
+  int64_t holding_ = 0;                  // the version that it will choose once all senders hold it
+  uint32_t announced_ = 0;               // the epoch that it announced last
+  std::vector<uint32_t> got_;            // by rank: the last epoch that the rank is done with
+  std::optional<int64_t> floor_before_;  // floor_ before the announced version was taken here; none: it was not
   Status refusal_;
 };
 

@@ -1,6 +1,7 @@
 // The connections between a receiving job's ranks: rank 0 has one with each of the others.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -15,6 +16,10 @@ struct OwnRanks {
   std::shared_ptr<Link> leader;                     // at the others: to rank 0
   bool leader_ready = false;
 
+  bool all_open() const {
+    const auto open = [](const auto& follower) { return follower.second->open(); };
+    return std::ranges::all_of(followers, open) && (!leader || leader->open());
+  }
   // Both send only to ranks that are still connected.
   template <typename Message>
   void tell_leader(const Message& message) const {

@@ -44,7 +44,7 @@ void ReceiverBatch::on_not_met(const std::string&, const Status& why) {
   absent_ = why;
 }
 
-void ReceiverBatch::on_receiver_retired() {
+void ReceiverBatch::on_session_retired() {
   if (!session_->renewed()) absent_ = session_->broken_status();
   // Later, because one of the session's functions is the caller.
   loop().post([self = shared_from_this(), this, over = session_] {
@@ -63,8 +63,9 @@ std::vector<const Session*> ReceiverBatch::sessions() const {
 
 std::vector<std::string> ReceiverBatch::waits_for() const {
   if (pending_) return {fmt::format("job {} to register", meetings_.front()->job())};
-  if (session_ && (session_->waiting() || session_->deciding())) return {session_->awaited()};
-  return {};
+  std::string awaited = session_ ? session_->awaited() : std::string();
+  if (awaited.empty()) return {};
+  return {std::move(awaited)};
 }
 
 BatchReport ReceiverBatch::report() const {
@@ -190,7 +191,6 @@ void ReceiverBatch::on_chosen(int64_t version) {
   operation_->set_version(version);
   enter("pull");
   present_.data_start = Clock::steady().now();
-  commits_ = false;
   set_deadline(Deadline::after(setup_.stall));
 }
 
@@ -198,37 +198,44 @@ void ReceiverBatch::on_flow() {
   set_deadline(Deadline::after(setup_.stall));
 }
 
-void ReceiverBatch::on_recv_over(const Status& status) {
-  if (Session::is_renewal(status) && session_->renewed() && present_.data_start == TimePoint{})
-    return wait_for_version();
-  if (staged() && present_.data_start != TimePoint{}) observe_decision(status);
-  if (status.ok()) {
-    session_->sum_digests(figures_.sums());
-    figures_.keep_sums();
-    {
-      const MutexLock lock(mutex_);
-      newest_ = session_->complete_version();
-    }
-    if (staged() && !commits_) {
-      staged_version_ = operation_->version();
-      return only_stages_ ? end_operation({}) : begin_commit();
-    }
-    if (commits_) fail_point("staged: copied");
-    version_ = operation_->version();
-    torn_ = false;
+void ReceiverBatch::on_wait_over(const Status& status) {
+  if (Session::is_renewal(status) && session_->renewed()) return wait_for_version();
+  end_with(status);
+}
+
+void ReceiverBatch::on_version_over(const TakenVersion& version, const Status& status) {
+  if (!status.ok()) return end_with(status);
+  session_->sum_digests(figures_.sums());
+  figures_.keep_sums();
+  {
+    const MutexLock lock(mutex_);
+    newest_ = session_->complete_version();
   }
-  if (!status.ok()) {
+  if (!version.registered()) {
+    staged_version_ = version.version();
+    return only_stages_ ? end_operation({}) : begin_commit();
+  }
+  version_ = version.version();
+  torn_ = false;
+  end_operation({});
+}
+
+void ReceiverBatch::end_with(const Status& failure) {
+  {
     const MutexLock lock(mutex_);
     unreported_ = false;
   }
-  end_operation(status);
+  end_operation(failure);
 }
 
 // --- staged --------------------------------------------------------------------------------------
 
-void ReceiverBatch::observe_decision(const Status& status) {
+bool ReceiverBatch::commits_at_once() const {
+  return !only_stages_ && !outdated(*session_);
+}
+
+void ReceiverBatch::observe_decision(int64_t version, const Status& status) {
   const LogScope scope = log_scope();
-  const int64_t version = operation_->version();
   if (status.ok()) {
     metrics_.versions_committed.add();
     log_event(LogLevel::debug, "version.committed", {{"version", version}});
@@ -244,12 +251,10 @@ void ReceiverBatch::observe_decision(const Status& status) {
 void ReceiverBatch::on_committing() {
   enter(kCommitName);
   torn_ = true;
-  commits_ = true;
 }
 
 void ReceiverBatch::begin_commit() {
-  enter(kCommitName);
-  torn_ = true;
+  on_committing();
   snapshots_->copy(0);
 }
 
@@ -327,15 +332,7 @@ std::string ReceiverBatch::decision_key(uint32_t epoch) const {
   return setup_.rendezvous->decision_key(session.view, session.batch, session.agreement.session, epoch);
 }
 
-void ReceiverBatch::on_all_got(int64_t version, uint32_t epoch) {
-  ask(version, epoch, true);
-}
-
-void ReceiverBatch::on_ask_store(int64_t version, uint32_t epoch) {
-  ask(version, epoch, false);
-}
-
-void ReceiverBatch::ask(int64_t version, uint32_t epoch, bool commit) {
+void ReceiverBatch::ask_store(int64_t version, uint32_t epoch, bool commit) {
   const std::string key = decision_key(epoch);
   const std::string before = commit ? std::exchange(last_decision_, key) : std::string();
   meetings_.front()->do_in_background([this, session = session_, key, before, version, epoch, commit] {
@@ -371,8 +368,6 @@ void ReceiverBatch::fail_operation(const Status& status) {
   if (std::exchange(pending_, false))
     end_operation(Status(status.code(), fmt::format("{}: {} while {} waited for a session"_message, describe(),
                                                     status.message(), identity().name())));
-  else if (session_ && session_->deciding())
-    session_->give_up_deciding(status);
   else if (session_)
     session_->fail_recv(status);
 }
@@ -390,10 +385,8 @@ void ReceiverBatch::on_deadline() {
                          absent_.message()));
   } else if (session_ && session_->waiting()) {
     session_->end_wait(failed(ErrorCode::kDeadlineExceeded, "{}: missing {}"_message, waited(), session_->missing()));
-  } else if (session_ && session_->deciding()) {
-    session_->give_up_deciding(failed(ErrorCode::kDeadlineExceeded, "missing {}"_message, session_->missing()));
   } else if (session_) {
-    session_->fail_recv(session_->stalled());
+    session_->expire();
   }
 }
 

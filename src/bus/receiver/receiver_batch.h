@@ -11,7 +11,7 @@
 
 namespace tessera::bus {
 
-class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
+class ReceiverBatch final : public BatchImpl {
  public:
   explicit ReceiverBatch(BatchSetup setup) : BatchImpl(std::move(setup)) {}
 
@@ -24,6 +24,24 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   bool torn() const override { return torn_.load(); }
   BatchReport report() const override;
 
+  // --- for its sessions and their versions, on the loop's thread ---
+  void on_newest(int64_t version);          // the newest that all senders offer; 0: none
+  void on_wait_over(const Status& status);  // without a version
+  void on_unavailable(const Status& why);   // the session will bring no more versions
+  void on_session_retired();                // broken and idle
+  bool commits_at_once() const;             // the present version, and the tensors lie where the session knows
+  void on_chosen(int64_t version);          // data flows from now on
+  void on_flow();                           // bytes have moved since the last call, or on_chosen()
+  void on_writing() { torn_ = true; }       // into the registered tensors
+  void on_voting() { enter("decide"); }     // this rank has got it, and waits for the decision
+  void on_committing();                     // the same as on_writing(), after the decision
+  // Has the store decide about a version of the present session, or asks for its decision, in the background.
+  // ReceiverSession::decided() follows.
+  void ask_store(int64_t version, uint32_t epoch, bool commit);
+  void observe_decision(int64_t version, const Status& status);  // counts and logs how a staged version has ended
+  // Nothing writes for it any more: it is taken, or the status says why not.
+  void on_version_over(const TakenVersion& version, const Status& status);
+
  private:
   bool sends() const override { return false; }
   std::shared_ptr<Session> make_session(const PairView& view, Agreement agreement) override;
@@ -31,19 +49,6 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   void on_not_met(const std::string& job, const Status& why) override;
 
   int64_t await_version(int64_t version, Timeout timeout, const std::stop_token& stop);
-
-  void on_newest(int64_t version) override;
-  void on_chosen(int64_t version) override;
-  void on_writing() override { torn_ = !staged(); }
-  void on_flow() override;
-  void on_voting() override { enter("decide"); }
-  void on_recv_over(const Status& status) override;
-  bool commits_at_once() const override { return !only_stages_ && !outdated(*session_); }
-  void on_committing() override;
-  void on_all_got(int64_t version, uint32_t epoch) override;
-  void on_ask_store(int64_t version, uint32_t epoch) override;
-  void on_unavailable(const Status& why) override;
-  void on_receiver_retired() override;
 
   void fail_operation(const Status& status) override;
   void on_deadline() override;
@@ -67,10 +72,9 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   std::shared_ptr<Operation> begin(const char* what, std::optional<int64_t> min_version, Timeout timeout);
   void wait_for_version();
   void begin_commit();
-  void observe_decision(const Status& status);
+  void end_with(const Status& failure);
   void settle(Duration timeout = Rendezvous::kDecisionTimeout) const;  // throws kUnavailable
   std::string decision_key(uint32_t epoch) const;
-  void ask(int64_t version, uint32_t epoch, bool commit);
 
   std::string waited() const;  // "batch ...: inference/0 waited 1.0 s for version 3 or newer"
 
@@ -82,7 +86,6 @@ class ReceiverBatch final : public BatchImpl, public ReceiverSessionOwner {
   // Staged.
   bool only_stages_ = false;                        // the current operation is stage()
   bool waits_then_ = false;                         // the operation commits an earlier version, then waits for one
-  bool commits_ = false;                            // the session itself commits the version that it takes now
   std::string last_decision_;                       // rank 0: its key is removed with the next decision
   mutable std::atomic<int64_t> staged_version_{0};  // decided, not yet committed
 

@@ -3,24 +3,31 @@
 #include <algorithm>
 
 #include "base/fail.h"
-#include "base/fail_point.h"
+#include "bus/receiver/receiver_batch.h"
 #include "bus/receiver/wanted_routes.h"
 
 namespace tessera::bus {
 namespace {
 
-constexpr Duration kProgressPeriod = seconds(0.5);  // while data flows
+// Between reports while data flows.
+Duration progress_period(const SessionSetup& setup) {
+  return std::min<Duration>(seconds(0.5), setup.stall / 4);
+}
 
 }  // namespace
 
-ReceiverSession::ReceiverSession(SessionSetup setup, ReceiverSessionOwner& owner)
+ReceiverSession::ReceiverSession(SessionSetup setup, ReceiverBatch& batch)
     : Session(std::move(setup)),
-      owner_(owner),
+      batch_(batch),
       election_(identity(), links_, own_ranks_, setup_.agreement.floor),
-      decision_(election_, own_ranks_, broken_,
-                {.all_got = [this](int64_t version, uint32_t epoch) { owner_.on_all_got(version, epoch); },
-                 .ask_store = [this](int64_t version, uint32_t epoch) { owner_.on_ask_store(version, epoch); },
-                 .over = [this](Decided::Verdict verdict, const Status& reason) { end_vote(verdict, reason); }}) {}
+      parts_{.setup = setup_,
+             .name = describe(),
+             .links = links_,
+             .own_ranks = own_ranks_,
+             .election = election_,
+             .broken = broken_,
+             .batch = batch_,
+             .over = [this](const Status& status) { end_version(status); }} {}
 
 ReceiverSession::~ReceiverSession() = default;
 
@@ -67,16 +74,10 @@ std::vector<Link*> ReceiverSession::links() const {
 }
 
 std::vector<Link*> ReceiverSession::awaited_links() const {
-  const bool pulls = phase_ == Phase::kPulling || phase_ == Phase::kFailing;
+  if (taken_ != nullptr) return taken_->awaited_links();
   std::vector<Link*> links;
-  if (phase_ == Phase::kCopying) return links;
-  if (phase_ != Phase::kVoting)
-    for (const auto& link : links_)
-      if (!pulls || link->busy()) links.push_back(link->connection());
-  if (pulls) return links;
-  if (own_ranks_.leader) links.push_back(own_ranks_.leader.get());
-  for (const auto& [rank, follower] : own_ranks_.followers)
-    if (election_.awaits(rank)) links.push_back(follower.get());
+  for (const auto& link : links_) links.push_back(link->connection());
+  for (Link* link : election_.awaited_links()) links.push_back(link);
   return links;
 }
 
@@ -136,11 +137,11 @@ void ReceiverSession::handle_leader(Frame& frame) {
       return readiness_changed();
     case kCode<Newest>:
       newest_ = parse<Newest>(frame.payload).version;
-      return owner_.on_newest(newest_);
+      return batch_.on_newest(newest_);
     case kCode<Chosen>: {
       const Chosen chosen = parse<Chosen>(frame.payload);
       election_.hear(chosen);
-      if (phase_ == Phase::kWaiting) begin(chosen);
+      if (waiting_) begin(chosen);
       return;
     }
     case kCode<Decided>:
@@ -170,15 +171,15 @@ void ReceiverSession::on_offer(PullLink&) {
   if (leads()) {
     if (const int64_t newest = election_.complete_version(); std::exchange(newest_, newest) != newest)
       own_ranks_.tell_followers(Newest{.version = newest});
-    owner_.on_newest(newest_);
-    if (phase_ == Phase::kWaiting) election_.choose();
+    batch_.on_newest(newest_);
+    if (waiting_) election_.choose();
     election_.tell_those_behind();
   }
-  if (retires()) owner_.on_receiver_retired();
+  if (retires()) batch_.on_session_retired();
 }
 
 void ReceiverSession::recv(int64_t min_version) {
-  phase_ = Phase::kWaiting;
+  waiting_ = true;
   election_.want(min_version);
   if (leads())
     election_.choose();
@@ -190,125 +191,98 @@ void ReceiverSession::on_held(PullLink&, bool held) {
   if (!election_.holding()) return;
   if (!held) {  // the sender has given the version up since: another one will follow
     election_.stop_holding();
-    if (phase_ == Phase::kWaiting) election_.choose();
+    if (waiting_) election_.choose();
     return;
   }
   if (const std::optional<Chosen> chosen = election_.announce()) begin(*chosen);
 }
 
 void ReceiverSession::handle_got(Rank rank, const Got& got) {
-  election_.note_got(rank, got, setup_.staged);
-  if (phase_ == Phase::kWaiting) {
-    election_.lower_min_version();
-    return election_.choose();
-  }
-  if (!setup_.staged) return;
-  if (phase_ == Phase::kVoting) return decision_.check_votes();
-  if (phase_ == Phase::kPulling && !election_.refusal().ok()) fail_recv(election_.refusal());
+  election_.note_got(rank, got);
+  if (taken_ != nullptr) return taken_->hear_got();
+  if (!waiting_) return;
+  election_.lower_min_version();
+  election_.choose();
 }
 
-void ReceiverSession::begin(const Chosen& chosen) {
-  taking_ = chosen.version;
+void ReceiverSession::handle_decided(const Decided& decided) {
+  const bool aborts = decided.verdict == Decided::Verdict::kAbort;
+  if (election_.chosen() && election_.chosen()->epoch == decided.epoch && aborts)
+    return election_.pass_up(decided.reason);  // another rank failed before this one began
+  if (taken_ != nullptr && taken_->epoch() == decided.epoch) taken_->hear(decided);
+}
+
+void ReceiverSession::decided(uint32_t epoch, Decided::Verdict verdict, const Status& reason) {
+  if (taken_ != nullptr && taken_->epoch() == epoch) taken_->decided(verdict, reason);
+}
+
+void ReceiverSession::handle_flow(const ProgressReport& report) {
+  if (taken_ != nullptr) taken_->hear(report);
+}
+
+// --- the version under way -----------------------------------------------------------------------
+
+void ReceiverSession::begin(Chosen chosen) {
+  waiting_ = false;
   election_.begin(chosen);
-  failure_ = {};
   for (const auto& link : links_) link->forget_pulled();  // the version may have been taken before and sent again
-  if (taking_ < election_.wanted())
-    return refuse(failed(ErrorCode::kMismatch,
-                         "{}: {} chose version {}, {} needs at least {}: recv is collective"_message, describe(),
-                         rank_name(identity().job, 0), taking_, identity().name(), election_.wanted()));
-  phase_ = Phase::kPulling;
-  owner_.on_chosen(taking_);
-  progress_seen_ = 0;
-  // Each rank begins with a different source, so that they do not all read from the same one.
-  to_take_.clear();
-  for (size_t i = 0; i < links_.size(); ++i)
-    to_take_.push_back(links_[(i + static_cast<size_t>(identity().rank)) % links_.size()].get());
-  streams_busy_ = 0;
-  leases_ = can_lease();
-  if (progress_timer_ == 0)  // otherwise the last transfer's timer is still armed, and serves this one, too
-    progress_timer_ = loop().add_timer_after(progress_period(), [this] { watch_progress(); });
-  take_more();
-  if (!broken_.ok() && needs_lost_sender()) fail_recv(broken_);
-  if (links_.empty()) check_ended();  // this rank holds nothing that moves
-}
-
-// Tells that this rank does not begin the version: otherwise the senders and rank 0 would wait for it.
-void ReceiverSession::refuse(const Status& why) {
-  phase_ = Phase::kFailing;
-  failure_ = why;
-  for (const auto& link : links_) link->send_done(taking_, why);
-  check_ended();
-}
-
-// --- pulling -------------------------------------------------------------------------------------
-
-// Mapped and one-sided sources are all asked at once. A stream occupies a thread on each side while it is drained, so
-// no more are asked than can be drained: otherwise two ranks could wait for each other's sources for ever.
-void ReceiverSession::take_more() {
-  const auto may_take = [&](const PullLink* link) {
-    return !link->streams() || streams_busy_ < static_cast<size_t>(setup_.agent->threads());
-  };
-  while (phase_ == Phase::kPulling) {
-    const auto next = std::ranges::find_if(to_take_, may_take);
-    if (next == to_take_.end()) return;
-    PullLink* link = *next;
-    to_take_.erase(next);
-    if (link->streams()) ++streams_busy_;
-    link->take(taking_, election_.epoch(), leases_);
+  if (chosen.version < election_.wanted()) {
+    // Tells that this rank does not begin the version: otherwise the senders and rank 0 would wait for it.
+    const Status why =
+        failed(ErrorCode::kMismatch, "{}: {} chose version {}, {} needs at least {}: recv is collective"_message,
+               describe(), rank_name(identity().job, 0), chosen.version, identity().name(), election_.wanted());
+    for (const auto& link : links_) link->send_done(chosen.version, why);
+    election_.tell_got(chosen.version, why);
+    return end_wait(why);
   }
+  taken_ = &make_version(chosen);
+  if (progress_timer_ == 0)  // otherwise the last transfer's timer is still armed, and serves this one, too
+    progress_timer_ = loop().add_timer_after(progress_period(setup_), [this] { watch_progress(); });
+  taken_->begin();
+}
+
+TakenVersion& ReceiverSession::make_version(const Chosen& chosen) {
+  if (!setup_.staged) return version_.emplace<InPlaceVersion>(parts_, chosen);
+  // A version that is only staged may be committed long after the senders have gone.
+  const auto direct = [](const auto& link) { return link->direct(); };
+  if (!links_.empty() && std::ranges::all_of(links_, direct) && batch_.commits_at_once())
+    return version_.emplace<LeasedVersion>(parts_, chosen);
+  return version_.emplace<StagedVersion>(parts_, chosen);
 }
 
 void ReceiverSession::on_granted(PullLink& link) {
-  if (link.bytes() != 0) owner_.on_writing();
+  if (taken_ != nullptr) taken_->granted(link);
 }
 
 void ReceiverSession::on_pulled(PullLink& link, const Status& status) {
-  if (link.streams() && streams_busy_ > 0) --streams_busy_;
-  if (status.ok()) setup_.on_moved(link.granted_bytes(), link.deltas());
-  if (!status.ok()) {
-    fail_recv(status);
-  } else if (phase_ == Phase::kPulling) {
-    take_more();
-  }
-  check_ended();
+  if (taken_ != nullptr) taken_->pulled(link, status);
 }
 
-void ReceiverSession::check_ended() {
-  if (phase_ == Phase::kIdle || phase_ == Phase::kWaiting) return;
-  if (phase_ == Phase::kVoting || phase_ == Phase::kCopying) return;
-  const auto busy = [](const auto& link) { return link->busy(); };
-  if (std::ranges::any_of(links_, busy)) return;
-  if (phase_ == Phase::kPulling &&
-      !std::ranges::all_of(links_, [&](const auto& link) { return link->pulled(taking_); }))
-    return;
-  if (phase_ == Phase::kPulling && setup_.staged) return vote();
-  // If a rank of this job has not got it, all take it again.
-  if (phase_ == Phase::kPulling && election_.refusal().ok()) election_.took(taking_);
-  const Status status = phase_ == Phase::kPulling ? Status() : failure_;
-  tell_got(status);
-  end_recv(status);
+void ReceiverSession::on_copied(PullLink&) {
+  if (taken_ != nullptr) taken_->copied();
 }
 
-// To rank 0. If rank 0 itself has not got it, to all other ranks.
-void ReceiverSession::tell_got(const Status& status) {
-  if (!leads())
-    election_.tell_got(taking_, status);
-  else if (setup_.staged && !status.ok())
-    own_ranks_.tell_followers(Decided{.version = taking_, .epoch = election_.epoch(), .reason = status});
-}
-
-void ReceiverSession::end_recv(const Status& status) {
-  election_.stop_holding();
-  phase_ = Phase::kIdle;
-  owner_.on_recv_over(status);
-  if (broken_.ok() || phase_ != Phase::kIdle) return;
-  owner_.on_unavailable(broken_status());
-  broadcast_broken();
-  if (retires()) owner_.on_receiver_retired();
+void ReceiverSession::end_version(const Status& status) {
+  batch_.on_version_over(*std::exchange(taken_, nullptr), status);
+  check_over();
 }
 
 void ReceiverSession::end_wait(const Status& status) {
-  end_recv(status);
+  waiting_ = false;
+  election_.stop_holding();
+  batch_.on_wait_over(status);
+  check_over();
+}
+
+void ReceiverSession::fail_recv(const Status& status) {
+  if (taken_ != nullptr) return taken_->fail(status);
+  if (waiting_)
+    end_wait(Status(status.code(), fmt::format("{}: {} while {} waited for a version"_message, describe(),
+                                               status.message(), identity().name())));
+}
+
+void ReceiverSession::expire() {
+  if (taken_ != nullptr) taken_->expire();
 }
 
 void ReceiverSession::sum_digests(std::vector<Digest>& sums) const {
@@ -316,66 +290,14 @@ void ReceiverSession::sum_digests(std::vector<Digest>& sums) const {
   for (const auto& link : links_) link->add_digests(sums);
 }
 
-void ReceiverSession::fail_recv(const Status& status) {
-  if (phase_ == Phase::kIdle || phase_ == Phase::kFailing) return;
-  if (phase_ == Phase::kVoting || phase_ == Phase::kCopying) return;
-  const bool waiting = phase_ == Phase::kWaiting;
-  failure_ = Status(status.code(),
-                    fmt::format("{}: {} while {} {}"_message, describe(), status.message(), identity().name(),
-                                waiting ? "waited for a version" : fmt::format("received version {}", taking_)));
-  if (waiting) {
-    end_recv(failure_);
-    return;
-  }
-  phase_ = Phase::kFailing;
-  to_take_.clear();
-  for (const auto& link : links_) {
-    link->end_lease(status);
-    if (link->busy())
-      link->abort(status);
-    else if (!link->pulled(taking_))
-      link->send_done(taking_, status);  // otherwise the sender would wait for this rank
-  }
-  check_ended();
-}
-
-Duration ReceiverSession::progress_period() const {
-  return std::min<Duration>(kProgressPeriod, setup_.stall / 4);
-}
-
 void ReceiverSession::watch_progress() {
-  progress_timer_ = 0;
-  if (phase_ == Phase::kPulling) {
-    int64_t bytes = 0;
-    for (const auto& link : links_) {
-      bytes += link->bytes_done();
-      link->send_progress();
-    }
-    if (std::exchange(progress_seen_, bytes) != bytes) {
-      flowed_ = true;
-      owner_.on_flow();
-    }
-  } else if (phase_ != Phase::kVoting) {
-    return;
-  }
-  if (setup_.staged && std::exchange(flowed_, false)) tell_flow();
-  progress_timer_ = loop().add_timer_after(progress_period(), [this] { watch_progress(); });
-}
-
-Status ReceiverSession::stalled() const {
-  std::vector<std::string> names;
-  for (const auto& link : links_)
-    if (link->busy()) names.push_back(link->name());
-  return failed(ErrorCode::kDeadlineExceeded, "no progress for {:.0f} s from {}"_message, to_seconds(setup_.stall),
-                fmt::join(names, ", "));
+  const bool lasts = taken_ != nullptr && taken_->report_progress();
+  progress_timer_ = lasts ? loop().add_timer_after(progress_period(setup_), [this] { watch_progress(); }) : 0;
 }
 
 std::string ReceiverSession::awaited() const {
-  if (phase_ == Phase::kVoting && decision_.asked())
-    return fmt::format("the store to say what becomes of version {}"_message, taking_);
-  if (phase_ == Phase::kVoting && leads()) return fmt::format("the others to take version {}"_message, taking_);
-  if (phase_ == Phase::kVoting)
-    return fmt::format("{} to say what becomes of version {}"_message, rank_name(identity().job, 0), taking_);
+  if (taken_ != nullptr) return taken_->awaited();
+  if (!waiting_) return {};
   if (!leads() || !election_.all_have_announced()) return missing();
   return fmt::format("{} to offer version {}"_message, missing(), min_version());
 }
@@ -402,34 +324,26 @@ void ReceiverSession::on_pull_detached(PullLink&, const Status& reason) {
 }
 
 void ReceiverSession::on_broken(const Status& latest) {
-  if (phase_ == Phase::kVoting) {
-    if (leads())
-      decision_.check_votes();
-    else if (!own_ranks_.leader->open())
-      decision_.leader_lost();
-    return;
-  }
-  if (may_go_on()) return;
-  owner_.on_unavailable(broken_status());
+  const bool goes_on = may_go_on();
+  if (taken_ != nullptr) taken_->peer_lost();
+  if (goes_on) return;
+  batch_.on_unavailable(broken_status());
   fail_recv(latest);
   broadcast_broken();
-  if (retires()) owner_.on_receiver_retired();
+  if (retires()) batch_.on_session_retired();
 }
 
-// A version that was chosen can be taken as long as everything that it still needs is there: a sender may go once this
-// rank is done with it, and a rank of this job that has the version may close.
+// Reports a loss that came while a version was under way, once that is over.
+void ReceiverSession::check_over() {
+  if (broken_.ok() || busy()) return;
+  batch_.on_unavailable(broken_status());
+  broadcast_broken();
+  if (retires()) batch_.on_session_retired();
+}
+
 bool ReceiverSession::may_go_on() const {
-  if (phase_ == Phase::kVoting || phase_ == Phase::kCopying) return true;
-  const bool takes = phase_ == Phase::kPulling || (phase_ == Phase::kIdle && election_.chosen());
-  if (!takes || needs_lost_sender()) return false;
-  // Staged, all ranks of the job are needed.
-  const auto lost = [](const auto& follower) { return !follower.second->open(); };
-  return !setup_.staged || (leads() ? std::ranges::none_of(own_ranks_.followers, lost) : own_ranks_.leader->open());
-}
-
-bool ReceiverSession::needs_lost_sender() const {
-  const int64_t version = phase_ == Phase::kIdle ? election_.chosen()->version : taking_;
-  return std::ranges::any_of(links_, [&](const auto& link) { return !link->open() && !link->pulled(version); });
+  if (taken_ != nullptr) return taken_->may_go_on();
+  return !waiting_ && election_.chosen() && parts_.can_take(election_.chosen()->version);
 }
 
 void ReceiverSession::broadcast_broken() {

@@ -1,76 +1,127 @@
-// What happens to a staged version once this rank has it, or may copy it: first the vote, then the copy into the
-// registered tensors.
-#include <algorithm>
+#include "bus/receiver/staged_version.h"
+
+#include <utility>
 
 #include "base/fail.h"
 #include "base/fail_point.h"
-#include "bus/receiver/receiver_session.h"
+#include "bus/receiver/receiver_batch.h"
 
 namespace tessera::bus {
 
-// After the decision nothing may prevent this rank from taking the version, so all of it must lie in memory that
-// outlives the senders. A version that is only staged may be committed long after the senders have gone.
-bool ReceiverSession::can_lease() const {
-  const auto direct = [](const auto& link) { return link->direct(); };
-  return setup_.staged && !links_.empty() && std::ranges::all_of(links_, direct) && owner_.commits_at_once();
+StagedVersion::StagedVersion(const ReceiverParts& parts, const Chosen& chosen)
+    : TakenVersion(parts, chosen),
+      decision_(parts.election, parts.own_ranks, parts.broken,
+                {.all_got = [this](int64_t version,
+                                   uint32_t epoch) { parts_.batch.ask_store(version, epoch, /*commit=*/true); },
+                 .ask_store = [this](int64_t version,
+                                     uint32_t epoch) { parts_.batch.ask_store(version, epoch, /*commit=*/false); },
+                 .over = [this](Decided::Verdict verdict, const Status& reason) { over(verdict, reason); }}) {}
+
+// Once this rank has it, it needs no sender: a lease lasts whatever becomes of them.
+bool StagedVersion::may_go_on() const {
+  return state_ == State::kVoting || state_ == State::kCopying || TakenVersion::may_go_on();
 }
 
-void ReceiverSession::vote() {
+std::vector<Link*> StagedVersion::awaited_links() const {
+  if (state_ == State::kVoting) return parts_.election.awaited_links();
+  if (state_ == State::kCopying) return {};
+  return TakenVersion::awaited_links();
+}
+
+std::string StagedVersion::awaited() const {
+  if (state_ != State::kVoting) return {};
+  if (decision_.asked()) return fmt::format("the store to say what becomes of version {}"_message, version());
+  if (parts_.election.leads()) return fmt::format("the others to take version {}"_message, version());
+  return fmt::format("{} to say what becomes of version {}"_message, rank_name(parts_.identity().job, 0), version());
+}
+
+// --- the vote ------------------------------------------------------------------------------------
+
+void StagedVersion::complete() {
   fail_point("staged: pulled");
-  phase_ = Phase::kVoting;
-  owner_.on_voting();
-  decision_.vote(taking_);
+  state_ = State::kVoting;
+  parts_.batch.on_voting();
+  decision_.vote(version());
 }
 
-void ReceiverSession::give_up_deciding(const Status& why) {
-  if (phase_ == Phase::kVoting) decision_.give_up(why);
+void StagedVersion::fail(const Status& why) {
+  if (state_ == State::kVoting) return decision_.give_up(why);
+  TakenVersion::fail(why);
 }
 
-void ReceiverSession::handle_decided(const Decided& decided) {
-  if (!setup_.staged) return;
-  const bool aborts = decided.verdict == Decided::Verdict::kAbort;
-  if (election_.chosen() && election_.chosen()->epoch == decided.epoch && aborts)
-    return election_.pass_up(decided.reason);  // another rank failed before this one began
-  if (decided.epoch != election_.epoch()) return;
-  if (phase_ == Phase::kPulling && aborts) return fail_recv(decided.reason);
-  if (phase_ == Phase::kVoting) decision_.hear(decided);
+Status StagedVersion::overdue() const {
+  if (state_ != State::kVoting) return TakenVersion::overdue();
+  return failed(ErrorCode::kDeadlineExceeded, "missing {}"_message, parts_.election.missing());
 }
 
-void ReceiverSession::decided(uint32_t epoch, Decided::Verdict verdict, const Status& reason) {
-  if (phase_ == Phase::kVoting && epoch == election_.epoch()) decision_.decided(verdict, reason);
+void StagedVersion::hear_got() {
+  if (state_ == State::kVoting) return decision_.check_votes();
+  if (!parts_.election.refusal().ok()) fail(parts_.election.refusal());
 }
 
-void ReceiverSession::end_vote(Decided::Verdict verdict, const Status& reason) {
-  const bool commits = verdict == Decided::Verdict::kCommit;
-  failure_ = commits ? Status()
-                     : Status(reason.code(), fmt::format("{}: version {} is not taken by {}: {}"_message, describe(),
-                                                         taking_, identity().name(), reason.message()));
-  if (commits) election_.took(taking_);
-  if (verdict == Decided::Verdict::kAbort)
-    for (const auto& link : links_) link->end_lease(failure_);
-  if (!leases_ || verdict == Decided::Verdict::kAbort) return end_recv(failure_);
-  phase_ = Phase::kCopying;
-  if (commits) owner_.on_committing();
-  fail_point("staged: copying");
-  // If it is undecided, a copy is kept until the store answers, which may be after the senders have gone.
-  for (const auto& link : links_) link->copy(commits ? PullLink::Target::kRegistered : PullLink::Target::kStaged);
+void StagedVersion::hear(const Decided& decided) {
+  if (state_ == State::kVoting) return decision_.hear(decided);
+  if (decided.verdict == Decided::Verdict::kAbort) fail(decided.reason);
 }
 
-void ReceiverSession::on_copied(PullLink&) {
-  if (std::ranges::none_of(links_, [](const auto& link) { return link->leased(); })) end_recv(failure_);
+void StagedVersion::decided(Decided::Verdict verdict, const Status& reason) {
+  if (state_ == State::kVoting) decision_.decided(verdict, reason);
 }
 
-// Staged, ranks that have it wait for the others as long as these make progress. Rank 0 passes the reports on.
-void ReceiverSession::tell_flow() {
-  const ProgressReport report{.version = taking_, .bytes = progress_seen_};
-  own_ranks_.tell_leader(report);
-  own_ranks_.tell_followers(report);
+void StagedVersion::peer_lost() {
+  if (state_ != State::kVoting) return;
+  if (parts_.election.leads())
+    decision_.check_votes();
+  else if (!parts_.own_ranks.leader->open())
+    decision_.leader_lost();
 }
 
-void ReceiverSession::handle_flow(const ProgressReport& report) {
-  if (!setup_.staged || report.version != taking_) return;
-  if (leads()) flowed_ = true;
-  if (phase_ == Phase::kVoting) owner_.on_flow();
+void StagedVersion::over(Decided::Verdict verdict, const Status& reason) {
+  if (verdict == Decided::Verdict::kCommit)
+    parts_.election.took(version());
+  else
+    failure_ = Status(reason.code(), fmt::format("{}: version {} is not taken by {}: {}"_message, parts_.name,
+                                                 version(), parts_.identity().name(), reason.message()));
+  end_vote(verdict);
+}
+
+void StagedVersion::end_vote(Decided::Verdict) {
+  end(failure_);
+}
+
+// Tells rank 0; if rank 0 itself has not got it, all other ranks.
+void StagedVersion::tell_failure() {
+  TakenVersion::tell_failure();
+  if (parts_.election.leads())
+    parts_.own_ranks.tell_followers(Decided{.version = version(), .epoch = epoch(), .reason = failure_});
+}
+
+void StagedVersion::end(const Status& status) {
+  parts_.batch.observe_decision(version(), status);
+  TakenVersion::end(status);
+}
+
+// --- progress ------------------------------------------------------------------------------------
+
+// Ranks that have it wait for the others as long as these make progress. Rank 0 passes the reports on.
+bool StagedVersion::report_progress() {
+  if (state_ != State::kVoting && !TakenVersion::report_progress()) return false;
+  if (!std::exchange(flowed_, false)) return true;
+  const ProgressReport report{.version = version(), .bytes = bytes_};
+  parts_.own_ranks.tell_leader(report);
+  parts_.own_ranks.tell_followers(report);
+  return true;
+}
+
+void StagedVersion::moved() {
+  flowed_ = true;
+  TakenVersion::moved();
+}
+
+void StagedVersion::hear(const ProgressReport& report) {
+  if (report.version != version()) return;
+  if (parts_.election.leads()) flowed_ = true;
+  if (state_ == State::kVoting) parts_.batch.on_flow();
 }
 
 }  // namespace tessera::bus

@@ -93,6 +93,7 @@ class PullLink {
   // do, it lies there, whole, until copy() has ended or until end_lease(), even if the source is lost meanwhile.
   // REQUIRES: with a lease, direct()
   void take(int64_t version, uint32_t epoch, bool lease = false);
+  bool asked(uint32_t epoch) const { return epoch_ == epoch; }             // by take()
   bool direct() const { return exchange_.ready() && exchange_.direct(); }  // see PullEnd
   enum class Target { kRegistered, kStaged };
   void copy(Target target);              // on_copied() follows, at once where there is nothing to copy
