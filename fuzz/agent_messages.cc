@@ -46,6 +46,8 @@ void check_frame(const Frame& frame) {
       return check_call<AllGatherCall>(frame.payload);
     case AgentMessage::kGathered:
       return check_call<Gathered>(frame.payload);
+    case AgentMessage::kGiveUp:
+      return check_call<GiveUpCall>(frame.payload);
     case AgentMessage::kArenas:
       return check_call<Arenas>(frame.payload);
     case AgentMessage::kRegister:

@@ -390,6 +390,10 @@ class Pair {
   // others gave.
   std::vector<std::string> all_gather(const std::string& batch_id, const std::string& value,
                                       Timeout timeout = kRendezvousTimeout, std::stop_token stop = {});
+  // Tells the ranks of both jobs that this rank does not register `batch_id`, and `why`: their calls about it end with
+  // that, as they do where offer() or accept() throws, until this rank registers it after all. For what a caller
+  // refuses before it comes to register. No-op while the batch is registered here. REQUIRES: !why.ok()
+  void give_up(const std::string& batch_id, const Status& why);
 
  private:
   friend class Bus;

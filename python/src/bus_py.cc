@@ -280,6 +280,11 @@ class PyPair {
     return values;
   }
 
+  void give_up(const std::string& id, const std::string& code, const std::string& text) {
+    const Status why(error_code_named(code), text);
+    bus_->wait([&, pair = held()] { pair->give_up(id, why); });
+  }
+
   Pair& get() { return *held(); }
 
  private:
@@ -432,6 +437,8 @@ void bind_bus(nb::module_& module) {
           "A number for the processes that hold this job's ranks, the same on all of them.")
       .def("all_gather", &PyPair::all_gather, nb::arg("batch"), nb::arg("value"), nb::arg("timeout") = nb::none(),
            nb::arg("stop") = nb::none())
+      .def("give_up", &PyPair::give_up, nb::arg("batch"), nb::arg("code"), nb::arg("text"),
+           "Tells the ranks of both jobs that this one does not register the batch, and why.")
       .def("manifest", &PyPair::manifest, nb::arg("batch"), nb::arg("timeout") = nb::none(),
            nb::arg("stop") = nb::none());
 }

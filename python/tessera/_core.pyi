@@ -776,6 +776,11 @@ class Pair:
 
     def all_gather(self, batch: str, value: str, timeout: float | None = None, stop: StopSource | None = None) -> list[str]: ...
 
+    def give_up(self, batch: str, code: str, text: str) -> None:
+        """
+        Tells the ranks of both jobs that this one does not register the batch, and why.
+        """
+
     def manifest(self, batch: str, timeout: float | None = None, stop: StopSource | None = None) -> list[ManifestEntry]: ...
 
 class Checkpoint:

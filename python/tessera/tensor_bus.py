@@ -24,6 +24,7 @@ from ._bus.attachment import Direction, Mode, Share
 from ._bus.batch import Batch
 from ._bus.bus import join, peer_names, require_direction, require_mode, snapshots_for
 from ._bus.handle import Handle
+from ._bus.refusals import told_to_others
 from ._bus.registration import Registration
 from ._bus.wire import wire_by_position
 from ._closing import Closing, close_at_exit
@@ -158,37 +159,48 @@ class TensorBusClient(Closing):
         with self._lock:
             if batch_id in self._handlers:
                 raise AlreadyExistsError(f"batch {batch_id}: it is registered already: close() it first")
-            wires = wire_by_position(wire, len(tensors))
-            by_pair: dict[str, list[tuple[str, Any]]] = {}
-            for position, (tensor, pair_name) in enumerate(tensors):
-                if pair_name not in self._pairs:
-                    known = ", ".join(self._pairs) or "none"
-                    raise NotFoundError(
-                        f"tensor {position}: pair {pair_name!r} was not initialised; there are: {known}"
-                    )
-                by_pair.setdefault(pair_name, []).append((str(position), tensor))
-            if not by_pair:
-                raise InvalidArgumentError(f"batch {batch_id}: it has no tensors")
-            shares = []
-            for pair_name, named in by_pair.items():
-                joined = self._pairs[pair_name]
-                sources = [single(name, tensor, hold) for name, tensor in named]
-                registration = Registration(sources, (), self._rank, joined.layout, wire=wires)
-                shares.append(Share(pair_name, joined.pair, registration))
-            first = self._pairs[next(iter(by_pair))]
-            batch = Batch(
-                first.bus,
-                batch_id,
-                shares,
-                mode=mode,
-                timeout=timeout,
-                snapshots=snapshots_for(first.peers),
-                named=first.peers,
-                pinned=False,
-                forget=self._forget,
-            )
+            named = dict.fromkeys(name for _, name in tensors)
+            with told_to_others([self._pairs[name].pair for name in named if name in self._pairs], batch_id):
+                batch = self._collect(batch_id, tensors, timeout, mode, wire, hold)
             handler = self._handlers[batch_id] = BatchHandler(batch)
             return handler
+
+    def _collect(
+        self,
+        batch_id: str,
+        tensors: Sequence[tuple[Any, str]],
+        timeout: float,
+        mode: Mode,
+        wire: str | Sequence[str | None] | None,
+        hold: Hold,
+    ) -> Batch:
+        wires = wire_by_position(wire, len(tensors))
+        by_pair: dict[str, list[tuple[str, Any]]] = {}
+        for position, (tensor, pair_name) in enumerate(tensors):
+            if pair_name not in self._pairs:
+                known = ", ".join(self._pairs) or "none"
+                raise NotFoundError(f"tensor {position}: pair {pair_name!r} was not initialised; there are: {known}")
+            by_pair.setdefault(pair_name, []).append((str(position), tensor))
+        if not by_pair:
+            raise InvalidArgumentError(f"batch {batch_id}: it has no tensors")
+        shares = []
+        for pair_name, tensors_of in by_pair.items():
+            joined = self._pairs[pair_name]
+            sources = [single(name, tensor, hold) for name, tensor in tensors_of]
+            registration = Registration(sources, (), self._rank, joined.layout, wire=wires)
+            shares.append(Share(pair_name, joined.pair, registration))
+        first = self._pairs[next(iter(by_pair))]
+        return Batch(
+            first.bus,
+            batch_id,
+            shares,
+            mode=mode,
+            timeout=timeout,
+            snapshots=snapshots_for(first.peers),
+            named=first.peers,
+            pinned=False,
+            forget=self._forget,
+        )
 
     def close(self) -> None:
         """Closes all batches and leaves all pairs. Idempotent."""

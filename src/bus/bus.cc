@@ -190,6 +190,10 @@ std::vector<ManifestEntry> Pair::manifest(const std::string& batch_id, Timeout t
   return impl_->manifest(batch_id, timeout, std::move(stop));
 }
 
+void Pair::give_up(const std::string& batch_id, const Status& why) {
+  impl_->give_up(batch_id, why);
+}
+
 std::vector<std::string> Pair::all_gather(const std::string& batch_id, const std::string& value, Timeout timeout,
                                           std::stop_token stop) {
   if (value.size() > kMaxGathered)

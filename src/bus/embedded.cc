@@ -73,39 +73,56 @@ class LimitedCall {
 class EmbeddedPair final : public PairClient, public std::enable_shared_from_this<EmbeddedPair> {
  public:
   EmbeddedPair(std::shared_ptr<EmbeddedBus> bus, PairView view, Layout layout)
-      : bus_(std::move(bus)), view_(std::move(view)), layout_(std::move(layout)) {
+      : bus_(std::move(bus)),
+        name_(view.name),
+        jobs_(view.named()),
+        several_(!view.jobs.empty()),
+        peer_world_(static_cast<int>(view.peer.size())),
+        layout_(std::move(layout)),
+        view_(std::move(view)) {
     set_owing(unregistered());
-    bus_->rendezvous().keep(view_);
+    bus_->rendezvous().keep(this->view());
   }
   ~EmbeddedPair() override {
     tell_why_it_leaves();
-    bus_->rendezvous().drop(view_);
+    bus_->rendezvous().drop(view());
   }
   EmbeddedPair(const EmbeddedPair&) = delete;
   EmbeddedPair& operator=(const EmbeddedPair&) = delete;
 
   const BusClient* bus() const override { return bus_.get(); }
-  const std::string& name() const override { return view_.name; }
-  std::string peer_job() const override {
-    return view_.jobs.empty() ? view_.peer_job : fmt::format("{}", fmt::join(view_.jobs, "+"));
-  }
+  const std::string& name() const override { return name_; }
+  std::string peer_job() const override { return fmt::format("{}", fmt::join(jobs_, "+")); }
   const Layout& layout() const override { return layout_; }
-  int peer_world() const override { return static_cast<int>(view_.peer.size()); }
-  uint64_t membership() const override { return membership_of(view_.own); }
+  int peer_world() const override { return peer_world_; }
+  uint64_t membership() const override { return membership_of(view().own); }
   bool in_own_process() const override { return bus_->in_own_process(); }
 
   std::vector<ManifestEntry> manifest(const std::string& id, Timeout timeout, std::stop_token stop) override {
     require_one_job(id);
-    const LimitedCall call(*bus_, timeout, stop);
-    return before_registration(
-        id, [&] { return bus_->exchanges().of(view_, id).peer_manifest(view_, call.limits()).entries; });
+    return before_registration(id, LimitedCall(*bus_, timeout, stop).limits(),
+                               [&](BatchExchange& exchange, const PairView& view, const CallLimits& limits) {
+                                 return exchange.peer_manifest(view, limits).entries;
+                               });
   }
 
   std::vector<std::string> all_gather(const std::string& id, const std::string& value, Timeout timeout,
                                       std::stop_token stop) override {
-    const LimitedCall call(*bus_, timeout, stop);
-    return before_registration(id,
-                               [&] { return bus_->exchanges().of(view_, id).all_gather(view_, value, call.limits()); });
+    return before_registration(id, LimitedCall(*bus_, timeout, stop).limits(),
+                               [&](BatchExchange& exchange, const PairView& view, const CallLimits& limits) {
+                                 return exchange.all_gather(view, value, limits);
+                               });
+  }
+
+  void give_up(const std::string& id, const Status& why) override {
+    bus_->require_own_process();
+    check_name("batch", id);
+    for (const std::string& job : jobs_) {
+      if (!bus_->agent().claim_batch_of(name_, id, job, {})) continue;  // it is registered, or is just being
+      exchange_with(job, id).begin();
+      give_up(id, job, why);
+      bus_->agent().release_batch(name_, id, job);
+    }
   }
 
   std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
@@ -137,22 +154,22 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
                      .interruption = &bus_->interruption(),
                      .stall = options.stall,
                      .digest = options.digest,
-                     .pair = view_.name,
-                     .named = view_.named(),
-                     .several = !view_.jobs.empty(),
+                     .pair = name_,
+                     .named = jobs_,
+                     .several = several_,
                      .id = id,
                      .layout = layout_,
                      .options = batch_options,
                      .tensors = std::make_shared<const std::vector<TensorSpec>>(tensors.begin(), tensors.end()),
                      .runs = std::move(runs)};
-    bus_->agent().claim_batch(view_.name, id, setup.named);  // the records of a live batch must not be overwritten
+    bus_->agent().claim_batch(name_, id, setup.named);  // the records of a live batch must not be overwritten
     const std::shared_ptr<BatchImpl> batch = make_batch(std::move(setup), sends);
-    bus_->exchanges().of(view_, id).begin();
+    bus_->exchanges().of(view(), id).begin();
     try {
-      batch->open(view_, call.limits());
+      batch->open(present_view(call.limits()), call.limits());
     } catch (...) {
-      const Status why = status_of_current_exception();
-      give_up(id, why);
+      note_failure();
+      give_up(id, jobs_.front(), status_of_current_exception());
       batch->close();
       throw;
     }
@@ -162,11 +179,11 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
 
  private:
   void require_one_job(const std::string& batch) const {
-    if (!view_.jobs.empty())
+    if (several_)
       fail(
           ErrorCode::kInvalidArgument,
           "pair {}, batch {}: it is received from one job, and the pair names {}: join a pair with the one that sends"_message,
-          view_.name, batch, fmt::join(view_.jobs, ", "));
+          name_, batch, fmt::join(jobs_, ", "));
   }
 
   void tell_why_it_leaves() {
@@ -179,38 +196,70 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     }
     if (why.ok()) return;
     try {
-      bus_->rendezvous().leave(view_, why, lasting);
+      bus_->rendezvous().leave(view(), why, lasting);
     } catch (const Error& error) {
-      log().info("{}: the others cannot be told that it leaves pair {}: {}", bus_->agent().identity().name(),
-                 view_.name, error.what());
+      log().info("{}: the others cannot be told that it leaves pair {}: {}", bus_->agent().identity().name(), name_,
+                 error.what());
     }
+  }
+
+  PairView view() const {
+    const MutexLock lock(mutex_);
+    return view_;
+  }
+
+  // The ranks of both jobs as they are now: processes may have been replaced since all had joined. After a failure it
+  // waits for those that have gone.
+  PairView present_view(const CallLimits& limits) {
+    PairView view;
+    bool failed = false;
+    {
+      const MutexLock lock(mutex_);
+      view = view_;
+      failed = failed_;
+    }
+    if (!failed && !bus_->rendezvous().is_outdated(view, limits)) return view;
+    view = bus_->rendezvous().rejoin(view, limits);
+    const MutexLock lock(mutex_);
+    failed_ = false;
+    return view_ = view;
   }
 
   // Runs an exchange about a batch that is to be registered.
   template <typename Conversation>
-  std::invoke_result_t<const Conversation&> before_registration(const std::string& batch,
-                                                                const Conversation& conversation) {
+  std::invoke_result_t<const Conversation&, BatchExchange&, const PairView&, const CallLimits&> before_registration(
+      const std::string& batch, const CallLimits& limits, const Conversation& conversation) {
     bus_->require_own_process();
     check_name("batch", batch);
     set_owing(unregistered());
     try {
-      return conversation();
+      const PairView view = present_view(limits);
+      return conversation(bus_->exchanges().of(view, batch), view, limits);
     } catch (const Error& error) {
-      // After a deadline the user may try again; any other error ends the batch, since the other ranks are waiting for
-      // it.
+      note_failure();
+      // After a deadline the user may try again; any other error ends the batch.
       if (error.code() == ErrorCode::kDeadlineExceeded)
         set_owing(gave_up(status_of_current_exception()));
       else
-        give_up(batch, status_of_current_exception());
+        give_up(batch, jobs_.front(), status_of_current_exception());
       throw;
     }
   }
 
+  void note_failure() {
+    const MutexLock lock(mutex_);
+    failed_ = true;
+  }
+
+  BatchExchange& exchange_with(const std::string& job, const std::string& batch) {
+    return bus_->exchanges().of({.name = name_, .peer_job = job, .own = {}, .peer = {}}, batch);
+  }
+
   // The other ranks are waiting for this one.
-  void give_up(const std::string& batch, const Status& status) {
+  void give_up(const std::string& batch, const std::string& job, const Status& status) {
     set_owing(gave_up(status), status.code() == ErrorCode::kCancelled);
     try {
-      BatchExchange& exchange = bus_->exchanges().of(view_, batch);
+      BatchExchange& exchange = exchange_with(job, batch);
       exchange.report(status);
       exchange.withdraw();
       exchange.retract();
@@ -234,9 +283,14 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
   }
 
   const std::shared_ptr<EmbeddedBus> bus_;
-  const PairView view_;
-  const Layout layout_;  // for tensors without one
-  Mutex mutex_;
+  const std::string name_;
+  const std::vector<std::string> jobs_;  // the other ones; the first is the name under which own ranks meet
+  const bool several_;                   // nobody waits for them
+  const int peer_world_;                 // when all had joined
+  const Layout layout_;                  // for tensors without one
+  mutable Mutex mutex_;
+  PairView view_ GUARDED_BY(mutex_);
+  bool failed_ GUARDED_BY(mutex_) = false;  // a registration: somebody may have gone
   // Not ok while other ranks may wait for a registration: the reason that they get if none comes.
   Status owing_ GUARDED_BY(mutex_);
   bool interrupted_ GUARDED_BY(mutex_) = false;  // why owing_ is not ok; then ranks that come later are not told

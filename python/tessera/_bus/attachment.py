@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from .. import _core
-from .._errors import CancelledError, DeadlineExceededError, InvalidArgumentError, MismatchError
+from .._errors import CancelledError, DeadlineExceededError, InvalidArgumentError, MismatchError, UnavailableError
+from .refusals import told_to_others
 from .registration import Registration
 
 Mode: TypeAlias = Literal["inplace", "staged"]
@@ -222,35 +223,45 @@ class Attachment:
         direction: Direction = "send" if sends else "recv"
         first = self._shares[0].pair
         prefixes = [f"{share.name}/" if len(self._shares) > 1 else "" for share in self._shares]
-        held = [share.registration.locate() for share in self._shares]  # while digests are taken
-        for share in self._shares:
-            share.registration.settle()  # nobody knows the old place yet
-            if sends:
-                share.registration.offer()
-            else:
-                share.registration.require_writeable()
+        pairs = [share.pair for share in self._shares]
         world = self._bus.world if sends and not early else 0
         membership = first.membership()
-        told = json.dumps([share.registration.to_gather(world, membership) for share in self._shares])
+        with told_to_others(pairs, self._name):
+            held = [share.registration.locate() for share in self._shares]  # while digests are taken
+            for share in self._shares:
+                share.registration.settle()  # nobody knows the old place yet
+                if sends:
+                    share.registration.offer()
+                else:
+                    share.registration.require_writeable()
+            told = json.dumps([share.registration.to_gather(world, membership) for share in self._shares])
         gathered = [
             _read(rank, text, len(self._shares))
             for rank, text in enumerate(first.all_gather(self._name, told, timeout, self._stop))
         ]
         del held
         self.require_open(direction)
-        for number, share in enumerate(self._shares):
-            share.registration.agree([of_rank[number] for of_rank in gathered])
-            if world:
-                share.registration.compare_replicas(membership)
+        if first.membership() != membership:  # what was gathered names the processes before
+            raise UnavailableError(f"batch {self._name}: ranks of this job were started again meanwhile: try again")
+        with told_to_others(pairs, self._name):
+            for number, share in enumerate(self._shares):
+                share.registration.agree([of_rank[number] for of_rank in gathered])
+                if world:
+                    share.registration.compare_replicas(membership)
         if not sends and any(share.registration.wants_manifest for share in self._shares):
             offered = {entry.name: entry.shape for entry in first.manifest(self._name, timeout, self._stop)}
-            for share, prefix in zip(self._shares, prefixes, strict=True):
-                mine = {name.removeprefix(prefix): shape for name, shape in offered.items() if name.startswith(prefix)}
-                share.registration.choose(mine)
+            with told_to_others(pairs, self._name):
+                for share, prefix in zip(self._shares, prefixes, strict=True):
+                    mine = {
+                        name.removeprefix(prefix): shape for name, shape in offered.items() if name.startswith(prefix)
+                    }
+                    share.registration.choose(mine)
             self.require_open(direction)
+        with told_to_others(pairs, self._name):
+            parts = [(share.pair, share.registration.specs()) for share in self._shares]
         return self._bus.register_batch(
             self._name,
-            [(share.pair, share.registration.specs()) for share in self._shares],
+            parts,
             sends,
             timeout,
             *self._options,

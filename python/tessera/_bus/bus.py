@@ -17,6 +17,7 @@ from .._tensors.walk import Hold, require_hold
 from .attachment import Direction, Mode, Share
 from .batch import Batch
 from .mapping import Map
+from .refusals import told_to_others
 from .registration import Registration
 from .wire import Wire
 
@@ -200,54 +201,56 @@ class Bus(Closing):
                 {}.)
             MismatchError: The two jobs disagree; the error lists every mismatch.
         """
-        require_mode(mode)
-        require_hold(hold)
-        if direction is not None:
-            require_direction(direction)
         _core.check_name("batch", text("batch", batch))
-        missing_ok, pinned, delta = (
-            flag(what, value) for what, value in (("missing_ok", missing_ok), ("pinned", pinned), ("delta", delta))
-        )
-        snapshots = snapshots_for(len(self.peers)) if snapshots is None else whole("snapshots", snapshots, 2, 8)
-        grace = None if grace is None else seconds("grace", grace)
-        timeout = self._timeout if timeout is None else seconds("timeout", timeout)
-        is_wanted = _matcher("only", only)
-        is_ignored = _matcher("ignore", ignore)
-        given: dict[str, None] = {}  # names, in order
-
-        def keep(name: str) -> bool:
-            given[name] = None
-            return (only is None or is_wanted(name)) and not (ignore is not None and is_ignored(name))
-
         with self._lock:
             pair = self._require_open()
             if batch in self._batches:
                 raise AlreadyExistsError(f"batch {batch} of pair {self.pair} is registered already: close() it first")
-            registration = Registration.collect(
-                tensors,
-                keep=keep,
-                rank=self.rank,
-                fallback=self._layout,
-                missing_ok=missing_ok,
-                names=map,
-                wire=wire,
-                hold=hold,
-            )
-            if not registration._sources:
-                self._allow_nothing(batch, given, {"only": only, "ignore": ignore, "map": map})
-            made = Batch(
-                self._require_core(),
-                batch,
-                [Share(self.pair, pair, registration)],
-                mode=mode,
-                timeout=timeout,
-                snapshots=snapshots,
-                grace=grace,
-                named=len(self.peers),
-                pinned=pinned,
-                delta=delta,
-                forget=self._forget,
-            )
+            with told_to_others([pair], batch):
+                require_mode(mode)
+                require_hold(hold)
+                if direction is not None:
+                    require_direction(direction)
+                missing_ok, pinned, delta = (
+                    flag(what, value)
+                    for what, value in (("missing_ok", missing_ok), ("pinned", pinned), ("delta", delta))
+                )
+                snapshots = snapshots_for(len(self.peers)) if snapshots is None else whole("snapshots", snapshots, 2, 8)
+                grace = None if grace is None else seconds("grace", grace)
+                timeout = self._timeout if timeout is None else seconds("timeout", timeout)
+                is_wanted = _matcher("only", only)
+                is_ignored = _matcher("ignore", ignore)
+                given: dict[str, None] = {}  # names, in order
+
+                def keep(name: str) -> bool:
+                    given[name] = None
+                    return (only is None or is_wanted(name)) and not (ignore is not None and is_ignored(name))
+
+                registration = Registration.collect(
+                    tensors,
+                    keep=keep,
+                    rank=self.rank,
+                    fallback=self._layout,
+                    missing_ok=missing_ok,
+                    names=map,
+                    wire=wire,
+                    hold=hold,
+                )
+                if not registration._sources:
+                    self._allow_nothing(batch, given, {"only": only, "ignore": ignore, "map": map})
+                made = Batch(
+                    self._require_core(),
+                    batch,
+                    [Share(self.pair, pair, registration)],
+                    mode=mode,
+                    timeout=timeout,
+                    snapshots=snapshots,
+                    grace=grace,
+                    named=len(self.peers),
+                    pinned=pinned,
+                    delta=delta,
+                    forget=self._forget,
+                )
             self._batches[batch] = made
         if direction is not None:
             try:

@@ -62,6 +62,7 @@ class PairClient {
   virtual std::vector<ManifestEntry> manifest(const std::string& batch, Timeout timeout, std::stop_token stop) = 0;
   virtual std::vector<std::string> all_gather(const std::string& batch, const std::string& value, Timeout timeout,
                                               std::stop_token stop) = 0;
+  virtual void give_up(const std::string& batch, const Status& why) = 0;
   virtual std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors,
                                                       bool sends, Timeout timeout, const BatchOptions& options) = 0;
   virtual bool in_own_process() const = 0;

@@ -339,6 +339,10 @@ class DaemonPair final : public PairClient, public std::enable_shared_from_this<
         .session = session().number(), .pair = number_, .batch = batch, .value = value, .timeout = timeout};
     return session().call<Gathered>(AgentMessage::kAllGather, call, timeout, {}, stop).values;
   }
+  void give_up(const std::string& batch, const Status& why) override {
+    session().call<Number>(AgentMessage::kGiveUp,
+                           GiveUpCall{.session = session().number(), .pair = number_, .batch = batch, .why = why}, {});
+  }
   std::shared_ptr<BatchClient> register_batch(const std::string& id, std::span<const TensorSpec> tensors, bool sends,
                                               Timeout timeout, const BatchOptions& options) override {
     bus_->require_own_process();

@@ -23,7 +23,7 @@
 namespace tessera::bus {
 
 inline constexpr uint32_t kAgentMagic = 0x41535354;  // "TSSA"
-inline constexpr uint16_t kAgentProtocol = 5;
+inline constexpr uint16_t kAgentProtocol = 6;
 inline constexpr uint32_t kMaxAgentFrame = 512u << 20;
 
 enum class AgentMessage : uint16_t {
@@ -54,6 +54,7 @@ enum class AgentMessage : uint16_t {
   kPeers,
   kPeerList,
   kWaitPeers,
+  kGiveUp,
 };
 
 // Commands of the queue.
@@ -202,6 +203,20 @@ struct Gathered {
   static constexpr AgentMessage kType = AgentMessage::kGathered;
   std::vector<std::string> values;  // by rank
   static void fields(auto& f, auto& self) { f("values", self.values, kMaxWorld, uint32_t{kMaxGathered}); }
+};
+
+struct GiveUpCall {
+  static constexpr AgentMessage kType = AgentMessage::kGiveUp;
+  uint64_t session = 0;
+  uint32_t pair = 0;
+  std::string batch;
+  Status why;
+  static void fields(auto& f, auto& self) {
+    f("session", self.session);
+    f("pair", self.pair);
+    f("batch", self.batch, kMaxNameBytes);
+    status_field(f, self.why);
+  }
 };
 
 // Sent before Register, as often as needed: the descriptors of the arenas that tensors are in, numbered in this order.

@@ -14,8 +14,9 @@ void expect_each_holds() {
 
 TEST(AgentMessages, ComeBackAsTheyAreDrawn) {
   expect_fields_hold<OpenSession>(true);  // a later version may have more
-  expect_each_holds<SessionOpened, CallFailed, PairCall, Paired, ManifestCall, Offered, AllGatherCall, Gathered, Arenas,
-                    RegisterCall, Registered, ObjectCall, Number, DigestList, WaitPeersCall, PeerList>();
+  expect_each_holds<SessionOpened, CallFailed, PairCall, Paired, ManifestCall, Offered, AllGatherCall, Gathered,
+                    GiveUpCall, Arenas, RegisterCall, Registered, ObjectCall, Number, DigestList, WaitPeersCall,
+                    PeerList>();
 }
 
 TEST(AgentCommands, ComeBackAsTheyAreDrawn) {

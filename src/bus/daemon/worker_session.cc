@@ -239,6 +239,12 @@ void WorkerSession::serve(WorkerConnection& connection, const Frame& frame) {
                                                                        connection.given_up.get_token())});
       return;
     }
+    case AgentMessage::kGiveUp: {
+      const auto call = read_message<GiveUpCall>(frame.payload, name());
+      pair(call.pair)->give_up(call.batch, call.why);
+      connection.answer(Number{.value = 1});
+      return;
+    }
     case AgentMessage::kRegister: {
       auto call = read_message<RegisterCall>(frame.payload, name());
       call.options.stop = connection.given_up.get_token();

@@ -407,6 +407,7 @@ void BatchExchange::look(const Members& members, const std::string& key, const K
     const FailureRecord record = read_record<FailureRecord>(key, item.value);
     if (record.of.incarnation != failure->second.of.incarnation || std::ranges::count(record.seen, members.self) == 0)
       return;
+    if (is_others_deadline(parse_pair_key("", failure->second.name).job, record)) return;
     gave_up(fail_attempt(failure->second.name, record, item.mod_revision));
   } catch (const Error& error) {
     log_event(LogLevel::warn, "record.refused", {}, "{}", error.what());

@@ -185,6 +185,7 @@ class BatchExchange {
   [[noreturn]] void fail_direction(const std::string& rank, bool is_own, bool sends) const;
   // --- failures ---
   void throw_if_failed(const Awaited& side, const StoreView& items);
+  bool is_others_deadline(const std::string& job, const FailureRecord& record) const;
   // Ends the current attempt with the failure of `whose` ("trainer/0"); returns the error to throw.
   Status fail_attempt(const std::string& whose, const FailureRecord& record, int64_t revision);
   // Throws if one of the missing ranks has left the pair or died. `failures` calls `ring` if one leaves later. False if

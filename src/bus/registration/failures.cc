@@ -7,7 +7,8 @@
 namespace tessera::bus {
 
 // A failure is for the registrations that it was built on, whatever their ranks or the failed one do next, and for
-// those that have not read anything of it yet, until the failed rank has registered again.
+// those that have not read anything of it yet, until the failed rank has registered again. A deadline of the other
+// job's is that job's own: it may call again.
 void BatchExchange::throw_if_failed(const Awaited& side, const StoreView& items) {
   const std::string failures = failure_prefix(records_, side.job);
   if (const auto first = items.lower_bound(failures); first == items.end() || !first->first.starts_with(failures))
@@ -19,18 +20,25 @@ void BatchExchange::throw_if_failed(const Awaited& side, const StoreView& items)
     if (it == items.end()) continue;
     const FailureRecord record = read_record<FailureRecord>(it->first, it->second.value);
     if (record.of.incarnation != side.ranks[r].incarnation || side.speaker(r) == self) continue;
+    if (is_others_deadline(side.job, record)) continue;
     const auto known = std::ranges::find(record.seen, self, &Seen::speaker);
     if (known != record.seen.end()) {
       if (known->attempt != side.history.attempt) continue;
     } else {
-      const std::string key = batch_key(records_, side.job, rank);
-      const auto present = items.find(key);
-      const bool again =
-          present != items.end() && record_registration(key, present->second.value).attempt > record.of.attempt;
-      if (again || it->second.mod_revision <= side.history.ended) continue;
+      const auto again = [&](const std::string& key) {
+        const auto present = items.find(key);
+        return present != items.end() && record_registration(key, present->second.value).attempt > record.of.attempt;
+      };
+      if (again(batch_key(records_, side.job, rank)) || again(gathered_key(records_, side.job, rank)) ||
+          it->second.mod_revision <= side.history.ended)
+        continue;
     }
     fail_attempt(rank_name(side.job, rank), record, it->second.mod_revision).throw_if_error();
   }
+}
+
+bool BatchExchange::is_others_deadline(const std::string& job, const FailureRecord& record) const {
+  return job != identity().job && record.status.code() == ErrorCode::kDeadlineExceeded;
 }
 
 Status BatchExchange::fail_attempt(const std::string& whose, const FailureRecord& record, int64_t revision) {

@@ -49,6 +49,47 @@ class WaitText {
   Deadline next_ = Deadline::at({});
 };
 
+// The processes of a view, by the keys of their records.
+class Members {
+ public:
+  Members(const Identity& self, const PairView& view) {
+    const auto add = [&](const std::string& job, const std::vector<RankRecord>& ranks, bool is_peer) {
+      for (size_t rank = 0; rank < ranks.size(); ++rank)
+        members_.emplace(pair_key(self.name_space, view.name, job, static_cast<Rank>(rank)),
+                         Member{ranks[rank].incarnation, is_peer});
+    };
+    add(self.job, view.own, false);
+    add(view.peer_job, view.peer, true);
+  }
+
+  // Whether a record is of one of their ranks, and of another process.
+  bool differ(const std::string& key, const std::string& value) const {
+    const auto it = members_.find(key);
+    try {
+      return it != members_.end() && read_record<PairRecord>(key, value).rank.incarnation != it->second.incarnation;
+    } catch (const Error& error) {
+      log_event(LogLevel::warn, "record.refused", {}, "{}", error.what());
+      return false;
+    }
+  }
+  bool has_peer(const std::string& key) const {
+    const auto it = members_.find(key);
+    return it != members_.end() && it->second.is_peer;
+  }
+  std::vector<std::string> keys() const {
+    std::vector<std::string> keys;
+    for (const auto& [key, member] : members_) keys.push_back(key);
+    return keys;
+  }
+
+ private:
+  struct Member {
+    Incarnation incarnation;
+    bool is_peer = false;
+  };
+  std::map<std::string, Member> members_;
+};
+
 }  // namespace
 
 Rendezvous::Rendezvous(Store& store, Identity identity, RankRecord own, WaitList& waits, EventLoop& loop)
@@ -201,7 +242,18 @@ PairView Rendezvous::rejoin(const PairView& view, const CallLimits& limits) {
   const StoreRange now = ask(limits, [&](Duration timeout) {
     return store_.range(pair_failure_prefix(identity_.name_space, view.name), timeout);
   });
-  return await_pair(view.name, view.peer_job, view.revision, now.revision, limits);
+  const std::string peer_job = view.jobs.empty() ? view.peer_job : std::string();
+  PairView present = await_pair(view.name, peer_job, view.revision, now.revision, limits);
+  present.peer_job = view.peer_job;
+  present.jobs = view.jobs;
+  return present;
+}
+
+bool Rendezvous::is_outdated(const PairView& view, const CallLimits& limits) {
+  const std::string prefix = pair_prefix(identity_.name_space, view.name);
+  const Members members(identity_, view);
+  const StoreView now = ask(limits, [&](Duration timeout) { return store_.range(prefix, timeout); }).items;
+  return std::ranges::any_of(now, [&](const auto& item) { return members.differ(item.first, item.second.value); });
 }
 
 // Without a peer job: waits only for this job's ranks. Failures up to revision `failures_from` belong to an earlier
@@ -263,42 +315,19 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
 
 std::unique_ptr<Watch> Rendezvous::watch_pair(const PairView& view, bool parts, std::function<void()> changed) {
   const std::string prefix = pair_prefix(identity_.name_space, view.name);
-  struct Member {
-    Incarnation incarnation;
-    bool is_peer = false;
-  };
-  std::map<std::string, Member> members;  // by key
-  const auto add = [&](const std::string& job, const std::vector<RankRecord>& ranks, bool is_peer) {
-    for (size_t rank = 0; rank < ranks.size(); ++rank)
-      members.emplace(pair_key(identity_.name_space, view.name, job, static_cast<Rank>(rank)),
-                      Member{ranks[rank].incarnation, is_peer});
-  };
-  add(identity_.job, view.own, false);
-  add(view.peer_job, view.peer, true);
-  const auto differs = [members](const std::string& key, const std::string& value) {
-    const auto it = members.find(key);
-    try {
-      return it != members.end() && read_record<PairRecord>(key, value).rank.incarnation != it->second.incarnation;
-    } catch (const Error& error) {
-      log_event(LogLevel::warn, "record.refused", {}, "{}", error.what());
-      return false;
-    }
-  };
-  const auto left = [members, parts](const std::string& key) {
-    const auto it = members.find(key);
-    return parts && it != members.end() && it->second.is_peer;
-  };
+  const Members members(identity_, view);
+  const auto left = [members, parts](const std::string& key) { return parts && members.has_peer(key); };
   // No later event reports what has changed since the view was taken.
   const StoreRange now = store_.range(prefix, kStoreTimeout);
   bool differ =
-      std::ranges::any_of(now.items, [&](const auto& item) { return differs(item.first, item.second.value); });
-  for (const auto& [key, member] : members) differ = differ || (!now.items.contains(key) && left(key));
+      std::ranges::any_of(now.items, [&](const auto& item) { return members.differ(item.first, item.second.value); });
+  for (const std::string& key : members.keys()) differ = differ || (!now.items.contains(key) && left(key));
   if (differ) changed();
   return store_.watch(
-      prefix, now.revision + 1, [differs, left, changed = std::move(changed)](const WatchUpdate& update) {
+      prefix, now.revision + 1, [members, left, changed = std::move(changed)](const WatchUpdate& update) {
         if (update.type == WatchUpdate::Type::kCompacted) return changed();
         for (const StoreEvent& event : update.events)
-          if (event.type == StoreEvent::Type::kPut ? differs(event.kv.key, event.kv.value) : left(event.kv.key))
+          if (event.type == StoreEvent::Type::kPut ? members.differ(event.kv.key, event.kv.value) : left(event.kv.key))
             changed();
       });
 }

@@ -56,6 +56,8 @@ class Rendezvous {
   // Likewise, for a rank that has joined: processes may have been replaced since, and jobs may come back with another
   // world.
   PairView rejoin(const PairView& view, const CallLimits& limits);
+  // Whether a rank of the view is another process by now.
+  bool is_outdated(const PairView& view, const CallLimits& limits);
   // Calls `changed`, on the store client's thread, once a rank of the two jobs is another process than in `view`; with
   // `parts`, also once a rank of the peer job has left.
   std::unique_ptr<Watch> watch_pair(const PairView& view, bool parts, std::function<void()> changed);
