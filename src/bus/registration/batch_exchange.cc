@@ -71,6 +71,7 @@ void BatchExchange::begin() {
   const MutexLock lock(mutex_);
   if (history_.over) history_ = history_.next();
   history_.failed = false;
+  history_.gone = false;
 }
 
 BatchExchange::History BatchExchange::begun() {
@@ -332,7 +333,7 @@ std::optional<BatchExchange::Published> BatchExchange::publish(const Attempt& at
 std::optional<BatchExchange::Published> BatchExchange::await_manifest(const Attempt& attempt, const Published& own) {
   const std::string key = manifest_key(records_, identity().job);
   const auto published = [&](const StoreView& items) {
-    throw_if_failed(attempt.own, items);
+    throw_if_failed(attempt, items);
     return is_outdated(attempt, items) || attempt.own.is_fresh(0, key, items);
   };
   const StoreView items = await_ranks(
@@ -463,7 +464,7 @@ std::vector<std::string> BatchExchange::all_gather(const PairView& view, const s
   });
   const auto absent = [&](const StoreView& items) { return own.missing(key, items); };
   const auto complete = [&](const StoreView& items) {
-    throw_if_failed(own, items);
+    throw_if_failed(attempt, items);
     return absent(items).empty();
   };
   const StoreView items = await_ranks(

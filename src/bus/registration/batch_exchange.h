@@ -94,6 +94,7 @@ class BatchExchange {
     std::map<uint64_t, uint32_t> read;  // those that the current attempt has read
     int64_t ended = 0;                  // revision of the newest failure that ended an attempt
     bool failed = false;                // another rank's failure ended the current attempt
+    bool gone = false;                  // or the end of another rank's process did
     bool over = true;                   // it was withdrawn, or another rank's failure has ended it
     bool asked = false;                 // this rank has asked others to renew theirs
     bool gathered = false;              // all_gather() has published a value
@@ -185,6 +186,11 @@ class BatchExchange {
   [[noreturn]] void fail_direction(const std::string& rank, bool is_own, bool sends) const;
   // --- failures ---
   void throw_if_failed(const Awaited& side, const StoreView& items);
+  // Of both sides: an own rank that has heard of a failure of the other job comes no more.
+  void throw_if_failed(const Attempt& attempt, const StoreView& items) {
+    throw_if_failed(attempt.own, items);
+    throw_if_failed(attempt.peers, items);
+  }
   bool is_others_deadline(const std::string& job, const FailureRecord& record) const;
   // Ends the current attempt with the failure of `whose` ("trainer/0"); returns the error to throw.
   Status fail_attempt(const std::string& whose, const FailureRecord& record, int64_t revision);
@@ -195,7 +201,8 @@ class BatchExchange {
     std::vector<Rank> ranks;
   };
   bool throw_if_gone(std::span<const Missing> missing, Deadline deadline, std::unique_ptr<Watch>& failures,
-                     const std::function<void()>& ring) const;
+                     const std::function<void()>& ring);
+  void note_gone();
   // Throws likewise if one is stopped.
   void throw_if_stopped(const PeerWatch& processes, const std::vector<Rank>& missing) const;
 

@@ -24,6 +24,8 @@ void BatchExchange::throw_if_failed(const Awaited& side, const StoreView& items)
     const auto known = std::ranges::find(record.seen, self, &Seen::speaker);
     if (known != record.seen.end()) {
       if (known->attempt != side.history.attempt) continue;
+    } else if (record.only_seen) {
+      continue;
     } else {
       const auto again = [&](const std::string& key) {
         const auto present = items.find(key);
@@ -62,7 +64,7 @@ Status BatchExchange::fail_attempt(const std::string& whose, const FailureRecord
 }
 
 bool BatchExchange::throw_if_gone(std::span<const Missing> missing, Deadline deadline, std::unique_ptr<Watch>& failures,
-                                  const std::function<void()>& ring) const {
+                                  const std::function<void()>& ring) {
   // In this order: a process that ends normally removes its records first.
   std::optional<JobRank> dead;
   for (const auto& [side, ranks] : missing)
@@ -93,12 +95,19 @@ bool BatchExchange::throw_if_gone(std::span<const Missing> missing, Deadline dea
       const FailureRecord record = read_record<FailureRecord>(it->first, it->second.value);
       if (record.of.incarnation != side.ranks[static_cast<size_t>(rank)].incarnation) continue;
       if (record.only_seen && std::ranges::find(record.seen, self, &Seen::speaker) == record.seen.end()) continue;
+      note_gone();
       fail(record.status.code(), "{}: {}"_message, what, record.status.message());
     }
   }
   if (!dead) return true;
+  note_gone();
   fail(ErrorCode::kPeerLost, "{}: {} {} before it had registered"_message, what, rank_name(dead->job, dead->rank),
        in_order ? "left" : "died");
+}
+
+void BatchExchange::note_gone() {
+  const MutexLock lock(mutex_);
+  history_.gone = true;
 }
 
 void BatchExchange::throw_if_stopped(const PeerWatch& processes, const std::vector<Rank>& missing) const {
@@ -116,6 +125,7 @@ void BatchExchange::report(const Status& status) {
     record.of.attempt = history_.attempt;
     for (const auto& [speaker, attempt] : history_.read)
       record.seen.push_back({.speaker = speaker, .attempt = attempt});
+    record.only_seen = history_.gone;  // others see for themselves who has gone, or meet who has come instead
   }
   // The message remains for ranks that read it after this process has gone.
   const int64_t revision = rendezvous_.publish_failure(failure_key(records_, identity().job, identity().rank), record,

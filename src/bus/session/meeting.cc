@@ -82,17 +82,22 @@ std::shared_ptr<Session> Meeting::register_and_attach(const CallLimits& limits) 
       if (status.code() == ErrorCode::kCancelled && limits.background && !stop_.stop_requested())
         status = renewed;  // only this attempt was given up
       const bool gone = status.code() == ErrorCode::kPeerLost || status.code() == ErrorCode::kUnavailable;
+      const bool late = status.code() == ErrorCode::kDeadlineExceeded;  // it may register again, and so do the others
+      bool again = false;                                               // another rank registers again, or will
       const Status told = gone ? exchange_.given_up(view_, agreement) : Status();
       const std::string what = fmt::format("batch {} of pair {}", batch_, view_.name);
       if (!told.ok()) status = Status(told.code(), fmt::format("{}: {}", what, told.message()));
       agent_.run_on_loop([&] {
-        session->close(status);
+        again = session->renewed() && !limits.background;
+        session->close(late ? renewed : status);
         session.reset();
       });
       if (!told.ok()) status.throw_if_error();
-      throw;
+      if (!again) throw;
+      broken = status;
     }
     agent_.run_on_loop([&] {
+      if (!session) return;
       broken = session->broken_status();
       session->close(renewed);
       session.reset();
