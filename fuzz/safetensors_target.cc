@@ -1,5 +1,6 @@
 #include "base/message.h"
 #include "checkpoint/checkpoint_index.h"
+#include "checkpoint/checksums.h"
 #include "checkpoint/safetensors_header.h"
 #include "fuzz/targets.h"
 
@@ -26,11 +27,17 @@ void read_header(ByteReader& in) {
   }
 }
 
+void check_checksums(const Checksums& checksums) {
+  TESSERA_CHECK(parse_checksums(format_checksums(checksums), "checksums") == checksums);
+}
+
 void read_index(ByteReader& in) {
-  for (const auto& [file, tensors] : parse_index(as_text(in.rest()), "an index")) {
+  const std::string_view json = as_text(in.rest());
+  for (const auto& [file, tensors] : parse_index(json, "an index")) {
     TESSERA_CHECK(!file.empty() && file != "." && file != ".." && file.find('/') == std::string::npos);
     TESSERA_CHECK(!tensors.empty());
   }
+  check_checksums(parse_index_checksums(json, "an index"));
 }
 
 }  // namespace
@@ -43,6 +50,8 @@ bool safetensors(Input input) {
         return read_header(in);
       case 'i':
         return read_index(in);
+      case 'c':
+        return check_checksums(parse_checksums(as_text(in.rest()), "checksums"));
       default:
         fail(ErrorCode::kInvalidArgument, "no such kind"_message);
     }

@@ -14,6 +14,7 @@
 #include "bus/prepare/amax_messages.h"
 #include "bus/registration/records.h"
 #include "bus/session/versions.h"
+#include "checkpoint/checksums.h"
 #include "checkpoint/safetensors_header.h"
 #include "collective/messages.h"
 #include "collective/shared/page.h"
@@ -112,6 +113,12 @@ void add_checkpoints(Seeds& seeds) {
   seeds.add("safetensors", "index",
             R"(i{"metadata":{"total_size":71,"nested":[{"a":null},-1,2.5,true]},)"
             R"("weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}})");
+  const checkpoint::Checksums checksums{{"a", std::string(32, '0')}, {"b\"", "0123456789abcdef0123456789abcdef"}};
+  const std::string text = checkpoint::format_checksums(checksums);
+  seeds.add("safetensors", "checksums", "c" + text);
+  seeds.add(
+      "safetensors", "index-checksums",
+      R"(i{"metadata":{"tessera":{"generation":1,"checksums":)" + text + R"(}},"weight_map":{"a":"a.safetensors"}})");
 }
 
 // A key for private memory (0), and one for an arena of 4,096 bytes (1).

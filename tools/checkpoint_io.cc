@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/fail.h"
+#include "checkpoint/checksums.h"
 #include "checkpoint/shown.h"
 #include "codec/simd/cast.h"
 #include "tools/interrupt.h"
@@ -100,6 +101,18 @@ void load_slices(const Checkpoint& checkpoint, const HeldTensors& held, const In
   }
 }
 
+void verify_checksums(const Checkpoint& checkpoint, const Interrupt& interrupt, std::string_view way_out) {
+  for (const TensorInfo& info : checkpoint.tensors()) {
+    interrupt.check();
+    try {
+      checkpoint.verify(info.name);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kDataLoss) throw;
+      fail(error.code(), "{}; {}"_message, error.what(), way_out);
+    }
+  }
+}
+
 void verify_slices(const Checkpoint& checkpoint, const HeldTensors& held, std::span<const std::optional<Format>> wires,
                    const Interrupt& interrupt) {
   TESSERA_CHECK(wires.empty() || wires.size() == held.tensors().size());
@@ -131,18 +144,21 @@ void verify_slices(const Checkpoint& checkpoint, const HeldTensors& held, std::s
 std::filesystem::path write_slices(const std::filesystem::path& folder, const HeldTensors& held, int64_t version) {
   std::vector<TensorView> views;
   nlohmann::json tensors = nlohmann::json::object();
+  checkpoint::Checksums checksums;
   for (const HeldTensor& tensor : held.tensors()) {
     const TensorInfo& info = tensor.info;
     const bool empty_everywhere = tensor.member && element_count(info.shape) == 0;
     if (tensor.region.empty() && !empty_everywhere) continue;
     views.push_back({info.name, info.dtype, tensor.region.extents(), tensor.memory.data()});
+    checksums.emplace(info.name, checkpoint::checksum_of(tensor.memory));
     tensors[info.name] = {
         {"shape", info.shape}, {"dtype", to_string(info.dtype)}, {"layout", tensor.layout.to_string()}};
   }
   const std::filesystem::path path = folder / fmt::format("rank-{:05}.safetensors", held.rank());
   write_safetensors(path, views,
                     {{"version", std::to_string(version)},
-                     {"tensors", tensors.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)}});
+                     {"tensors", tensors.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)},
+                     {std::string(checkpoint::kChecksumsKey), checkpoint::format_checksums(checksums)}});
   return path;
 }
 

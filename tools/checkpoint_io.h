@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "tessera/checkpoint.h"
 #include "tools/held_tensors.h"
@@ -19,6 +20,11 @@ class Interrupt;
 // Error(kInvalidArgument) for a product in a dtype without a 1.
 void load_slices(const Checkpoint& checkpoint, const HeldTensors& held, const Interrupt& interrupt);
 
+// Compares every tensor with the checksum that the checkpoint notes. Each rank does so with the whole of it, so that
+// all ranks refuse a damaged one before anything is sent. `way_out` ends the message. Throws Error(kDataLoss), which
+// names file and tensor.
+void verify_checksums(const Checkpoint& checkpoint, const Interrupt& interrupt, std::string_view way_out);
+
 // Compares every local tensor, bit for bit, with its slice of a checkpoint, cast as the bus casts if the dtypes differ.
 // A tensor that travelled quantised is compared with the file's tensor quantised as a whole and decoded. `wires`: by
 // tensor, the format that it travelled in; empty: none was quantised. Throws Error(kDataLoss), which names the first
@@ -28,7 +34,7 @@ void verify_slices(const Checkpoint& checkpoint, const HeldTensors& held, std::s
 
 // Writes FOLDER/rank-00000.safetensors, replacing it: the local tensors of this rank, except those that it holds
 // nothing of. Metadata: `version`, and `tensors`, a JSON text {"name":{"shape":[],"dtype":"","layout":""}} with the
-// global shapes. Returns the path. docs/formats/checkpoint-files.md.
+// global shapes; and checksums of the local tensors. Returns the path. docs/formats/checkpoint-files.md.
 std::filesystem::path write_slices(const std::filesystem::path& folder, const HeldTensors& held, int64_t version);
 
 }  // namespace tessera::tools

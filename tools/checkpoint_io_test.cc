@@ -11,6 +11,7 @@
 
 #include "base/fail.h"
 #include "base/testing.h"
+#include "checkpoint/checksums.h"
 #include "checkpoint/test_folder.h"
 #include "codec/simd/cast.h"
 #include "codec/simd/reduce.h"
@@ -247,6 +248,8 @@ TEST_F(CheckpointIo, WritesTheLocalTensorsWithWhatIsNeededToJoinThem) {
   EXPECT_THAT(written.tensors(),
               UnorderedElementsAre(TensorInfo{"rows", DType::kF32, {2, 4}}, TensorInfo{"empty", DType::kU8, {0, 2}}));
   EXPECT_EQ(written.metadata().at("version"), "8");
+  EXPECT_EQ(written.checksums().size(), 2u);
+  EXPECT_EQ(written.checksums().at("rows"), checkpoint::checksum_of(held.tensors().front().memory));
   const auto described = nlohmann::json::parse(written.metadata().at("tensors"));
   EXPECT_EQ(described.size(), 2u);
   EXPECT_EQ(described["rows"], nlohmann::json::parse(R"({"shape":[4,4],"dtype":"f32","layout":"2:S0"})"));

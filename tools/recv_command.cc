@@ -118,6 +118,8 @@ ExitStatus run_recv(const RecvOptions& options, Interrupt& interrupt) {
   const int versions = versions_of(options);
   std::vector<Checkpoint> checkpoints;
   for (const std::string& path : options.verify) checkpoints.push_back(Checkpoint::open(path));
+  for (const Checkpoint& checkpoint : checkpoints)
+    verify_checksums(checkpoint, interrupt, "give --verify the file that was sent");
   const std::filesystem::path folder = options.out.empty() ? std::filesystem::path() : make_folder(options.out);
 
   Bus bus(report.bus);

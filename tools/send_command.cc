@@ -36,6 +36,7 @@ struct SendOptions {
   JobOptions job;
   std::vector<std::string> checkpoints;
   std::optional<int64_t> version;
+  bool unverified = false;
 };
 
 void check_versions(const SendOptions& options) {
@@ -91,6 +92,9 @@ ExitStatus run_send(const SendOptions& options, Interrupt& interrupt) {
   std::vector<TensorInfo> tensors = sorted_tensors(checkpoints.front());
   std::vector<Layout> layouts = rules.assign(tensors);
   const HeldTensors held(std::move(tensors), std::move(layouts), report.bus.rank, report.bus.world);
+  if (!options.unverified)
+    for (const Checkpoint& checkpoint : checkpoints)
+      verify_checksums(checkpoint, interrupt, "--no-verify sends what is there");
   load_slices(checkpoints.front(), held, interrupt);
 
   Bus bus(report.bus);
@@ -129,6 +133,8 @@ void add_send_command(CLI::App& app, Run& run) {
       .add_option("--version", options->version,
                   "Version of the first checkpoint; the others follow (default: the last one + 1)")
       ->check(whole_number("a version", kMaxVersion));
+  command.add_flag("--no-verify", options->unverified,
+                   "Send a checkpoint without reading all of it to compare it with the checksums that it notes");
   command.callback(
       [options, &run] { run = [options](Interrupt& interrupt) { return run_send(*options, interrupt); }; });
 }

@@ -58,6 +58,13 @@ class Checkpoint {
   // that cuts an F4 tensor inside a byte, and for a file that has been truncated since open().
   void read_slice(std::string_view name, const Region& region, std::span<std::byte> dst) const;
 
+  // Checksums of tensors as they lie in the files, 32 hex digits by name, which tessera.checkpoint.save() and `tessera
+  // recv --out` note (docs/formats/checkpoint-files.md); empty for files of other programs.
+  const std::map<std::string, std::string>& checksums() const;
+  // Reads a tensor whole, in pieces, and compares it with its checksum; does nothing if it has none. Throws as
+  // read_slice() does, and Error(kDataLoss), which names file and tensor.
+  void verify(std::string_view name) const;
+
  private:
   struct Impl;
   explicit Checkpoint(std::unique_ptr<Impl> impl);

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -34,6 +35,9 @@ void bind_etp_group(nb::module_& module);
 void bind_etp_norms(nb::module_& module);  // after the group
 void bind_etp_report(nb::module_& module);
 void bind_etp_runtime(nb::module_& module);  // after reports
+
+// Makes a str of any bytes; those that are not UTF-8 become \xff. Names, paths and messages of peers may hold some.
+nb::str str_of(std::string_view bytes);
 
 // An instance of the Python class for its code, not raised. REQUIRES: !status.ok()
 nb::object error_object(const Status& status);

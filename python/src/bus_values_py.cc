@@ -191,7 +191,7 @@ void bind_peer(nb::module_& module) {
       .def("__repr__", [](const BatchPeer& self) {
         return fmt::format("BatchPeer({}, {}, version {}{}{})", in_quotes(self.job),
                            self.attached ? "attached" : "not attached", self.version, self.error.ok() ? "" : ", ",
-                           self.error.message());
+                           printable(self.error.message()));
       });
 }
 

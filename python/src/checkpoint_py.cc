@@ -70,10 +70,12 @@ void bind_reader(nb::module_& module) {
             return Checkpoint::open(path);
           },
           nb::arg("path"), "A file, an index, or a folder that holds exactly one of either.")
-      .def_prop_ro("path", [](const Checkpoint& self) { return self.path().string(); })
+      .def_prop_ro("path", [](const Checkpoint& self) { return str_of(self.path().string()); })
       .def_prop_ro("tensors", tensors_of, nb::sig("def tensors(self) -> list[tuple[str, str, tuple[int, ...]]]"),
                    "(name, dtype, shape) of each, in the order of their bytes, file by file.")
       .def_prop_ro("metadata", &Checkpoint::metadata, "Of the first file.")
+      .def_prop_ro("checksums", &Checkpoint::checksums,
+                   "Digests of tensors as they lie in the files, by name; empty if none are noted.")
       .def("read_slice", read_slice, nb::arg("name"), nb::arg("region"), nb::arg("address"), nb::arg("room"),
            "Reads the elements of a region to `address`, packed; returns their bytes, at most `room`.");
 }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <string>
+#include <string_view>
 
 #include "base/fail.h"
 #include "bindings.h"
@@ -20,14 +21,20 @@ void translate(const std::exception_ptr& failure, void*) {
   try {
     std::rethrow_exception(failure);
   } catch (const Error& error) {
-    PyErr_SetString(g_classes.at(static_cast<size_t>(error.code())), error.what());
+    const nb::str message = str_of(error.what());
+    PyErr_SetObject(g_classes.at(static_cast<size_t>(error.code())), message.ptr());
   }
 }
 
 }  // namespace
 
+nb::str str_of(std::string_view bytes) {
+  return nb::steal<nb::str>(
+      PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "backslashreplace"));
+}
+
 nb::object error_object(const Status& status) {
-  return nb::borrow(g_classes.at(static_cast<size_t>(status.code())))(status.message());
+  return nb::borrow(g_classes.at(static_cast<size_t>(status.code())))(str_of(status.message()));
 }
 
 ErrorCode error_code_named(const std::string& name) {

@@ -93,10 +93,10 @@ void refuse(const ShardGroup& group, const std::string& what, const std::string&
 }
 
 // (code, text, whether it is this rank's own)
-std::optional<std::tuple<std::string, std::string, bool>> latest_refusal(const ShardGroup& group) {
+std::optional<std::tuple<std::string, nb::str, bool>> latest_refusal(const ShardGroup& group) {
   const auto latest = group.impl()->latest_refusal();
   if (!latest) return std::nullopt;
-  return std::tuple(std::string(to_string(latest->reason.code())), latest->reason.message(), latest->own);
+  return std::tuple(std::string(to_string(latest->reason.code())), str_of(latest->reason.message()), latest->own);
 }
 
 constexpr size_t kGatherBytes = size_t{64} << 20;  // of a rank at a time

@@ -803,6 +803,12 @@ class Checkpoint:
     def metadata(self) -> dict[str, str]:
         """Of the first file."""
 
+    @property
+    def checksums(self) -> dict[str, str]:
+        """
+        Digests of tensors as they lie in the files, by name; empty if none are noted.
+        """
+
     def read_slice(self, name: str, region: Sequence[Sequence[tuple[int, int]]], address: int, room: int) -> int:
         """
         Reads the elements of a region to `address`, packed; returns their bytes, at most `room`.

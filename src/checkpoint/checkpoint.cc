@@ -6,6 +6,7 @@
 
 #include "base/fail.h"
 #include "checkpoint/checkpoint_index.h"
+#include "checkpoint/checksums.h"
 #include "checkpoint/region_checks.h"
 #include "checkpoint/safetensors_file.h"
 #include "checkpoint/shown.h"
@@ -25,6 +26,7 @@ struct Checkpoint::Impl {
   std::vector<Place> places;                         // of each tensor
   std::unordered_map<std::string_view, size_t> ids;  // by name; views into `tensors`
   int64_t bytes = 0;
+  checkpoint::Checksums checksums;
 
   // Takes the tensors for which take(file, name) holds.
   template <typename Take>
@@ -37,6 +39,13 @@ struct Checkpoint::Impl {
           bytes += entry.end - entry.begin;
         }
     for (size_t i = 0; i < tensors.size(); ++i) ids.emplace(tensors[i].name, i);
+  }
+
+  const Place& place_of(std::string_view name) const {
+    const auto id = ids.find(name);
+    if (id == ids.end())
+      fail(ErrorCode::kNotFound, "{}: it has no tensor {}"_message, path.string(), checkpoint::shown(name));
+    return places[id->second];
   }
 };
 
@@ -81,10 +90,15 @@ Checkpoint Checkpoint::open(const fs::path& given) {
   if (!path.filename().string().ends_with(".json")) {
     impl->files.emplace_back(path);
     impl->collect([](size_t, const std::string&) { return true; });
+    const auto& metadata = impl->files.front().header().metadata;
+    if (const auto noted = metadata.find(std::string(checkpoint::kChecksumsKey)); noted != metadata.end())
+      impl->checksums = checkpoint::parse_checksums(noted->second, path.string());
     return Checkpoint(std::move(impl));
   }
 
-  const checkpoint::WeightMap weights = checkpoint::read_index(path);
+  const std::string index = checkpoint::read_index(path);
+  const checkpoint::WeightMap weights = checkpoint::parse_index(index, path.string());
+  impl->checksums = checkpoint::parse_index_checksums(index, path.string());
   std::vector<const std::set<std::string>*> wanted;
   for (const auto& [file, names] : weights) {
     impl->files.emplace_back(path.parent_path() / file);
@@ -120,14 +134,27 @@ const TensorInfo* Checkpoint::find(std::string_view name) const {
 }
 
 void Checkpoint::read_slice(std::string_view name, const Region& region, std::span<std::byte> dst) const {
-  const auto found = impl_->ids.find(name);
-  if (found == impl_->ids.end())
-    fail(ErrorCode::kNotFound, "{}: it has no tensor {}"_message, path().string(), checkpoint::shown(name));
-  const Impl::Place& place = impl_->places[found->second];
+  const Impl::Place& place = impl_->place_of(name);
   const TensorInfo& info = place.entry->info;
   checkpoint::require_inside(info, region, fmt::format("{}: tensor {}", path().string(), checkpoint::shown(name)));
   TESSERA_CHECK_EQ(static_cast<int64_t>(dst.size()), bytes_of(info.dtype, region.size()));
   impl_->files[place.file].read(*place.entry, region, dst);
+}
+
+const std::map<std::string, std::string>& Checkpoint::checksums() const {
+  return impl_->checksums;
+}
+
+void Checkpoint::verify(std::string_view name) const {
+  const Impl::Place& place = impl_->place_of(name);
+  const auto saved = impl_->checksums.find(std::string(name));
+  if (saved == impl_->checksums.end()) return;
+  const checkpoint::SafetensorsFile& file = impl_->files[place.file];
+  if (const std::string checksum = file.checksum(*place.entry); checksum != saved->second)
+    fail(
+        ErrorCode::kDataLoss,
+        "{}: tensor {} is damaged: its checksum is {}, and was {} when it was saved: copy the file again, or take another checkpoint"_message,
+        file.path(), checkpoint::shown(name), checksum, saved->second);
 }
 
 }  // namespace tessera

@@ -15,7 +15,7 @@ using WeightMap = std::map<std::string, std::set<std::string>>;
 // `path` is for messages. Throws Error(kInvalidArgument) unless it is an object with a `weight_map` of names to file
 // names, which must not lead out of the folder.
 WeightMap parse_index(std::string_view json, std::string_view path);
-// The same for a file, of at most 100 MB.
-WeightMap read_index(const std::filesystem::path& path);
+// Reads the text of an index's file, of at most 100 MB.
+std::string read_index(const std::filesystem::path& path);
 
 }  // namespace tessera::checkpoint

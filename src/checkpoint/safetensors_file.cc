@@ -3,9 +3,13 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "base/fail.h"
 #include "checkpoint/shown.h"
 #include "checkpoint/strided_read.h"
+#include "codec/simd/digest.h"
 
 namespace tessera::checkpoint {
 
@@ -43,6 +47,18 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path
 void SafetensorsFile::read(const HeaderEntry& entry, const Region& region, std::span<std::byte> dst) const {
   const FileTensor tensor{fd_.get(), data_offset_ + entry.begin, entry.info.dtype, entry.info.shape};
   read_region(tensor, region, dst, fmt::format("{}: tensor {}", path_, shown(entry.info.name)));
+}
+
+std::string SafetensorsFile::checksum(const HeaderEntry& entry) const {
+  constexpr int64_t kPiece = 1 << 20;
+  std::vector<std::byte> piece(static_cast<size_t>(std::min(kPiece, entry.end - entry.begin)));
+  Digest digest;
+  for (int64_t at = entry.begin; at < entry.end; at += kPiece) {
+    const auto bytes = std::span(piece).first(static_cast<size_t>(std::min(kPiece, entry.end - at)));
+    read_exactly(fd_.get(), data_offset_ + at, bytes, path_);
+    digest_bytes(digest, static_cast<uint64_t>(at - entry.begin), bytes.data(), bytes.size());
+  }
+  return digest.to_string();
 }
 
 }  // namespace tessera::checkpoint

@@ -17,6 +17,8 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   const SafetensorsHeader& header() const { return header_; }
   void read(const HeaderEntry& entry, const Region& region, std::span<std::byte> dst) const;
+  // Reads a tensor whole, in pieces. Returns the text of its digest.
+  std::string checksum(const HeaderEntry& entry) const;
 
  private:
   std::string path_;

@@ -201,6 +201,58 @@ class Transfers(CommandTest):
             status, _, errors = self.finish(process)
             self.assertEqual(status, 0, errors)
 
+    def flip(self, path, name):
+        """Changes a bit of the last byte of a tensor."""
+        raw = bytearray(path.read_bytes())
+        (size,) = struct.unpack("<Q", raw[:8])
+        raw[7 + size + json.loads(raw[8 : 8 + size])[name]["data_offsets"][1]] ^= 16
+        path.write_bytes(raw)
+
+    def receive_rows(self, out):
+        """Has two ranks write their rows to a folder; returns what they are called, and the tensors of each."""
+        processes = [self.sender(), *(self.receiver(rank, 2, ".*(w|no.e)=2:S0", "--layout", ".*=2:R", "--out", out)
+                                      for rank in range(2))]
+        for process in processes:
+            code, _, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+        return {path: read_safetensors(path)[1] for path in sorted(out.iterdir())}
+
+    def test_a_flipped_bit_of_what_was_received_is_named_before_anything_is_sent(self):
+        written = self.receive_rows(self.path / "out")
+        self.assertEqual(len(written), 2)
+        for path, tensors in written.items():
+            for name in (name for name, (_, _, content) in tensors.items() if content):
+                with self.subTest(path=path.name, name=name):
+                    self.flip(path, name)
+                    for world in (1, 3):  # every rank says so, also one that would not read that part
+                        result = self.finish(self.sender(world - 1, world, f".*={world}@0-{world - 1}:R", [path]))
+                        self.assert_one_line(result, 1, path.name, f'tensor "{name}" is damaged', "--no-verify")
+                    result = self.finish(self.receiver(0, 1, ".*=1:R", "--verify", path))
+                    self.assert_one_line(result, 1, path.name, f'tensor "{name}" is damaged')
+                    self.flip(path, name)
+        path = next(iter(written))
+        self.flip(path, "w")
+        for process in (self.sender(0, 1, ".*=1:R", [path], "--no-verify"), self.receiver()):
+            code, _, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+
+    def test_the_checksums_of_an_index_are_compared(self):
+        file = next(iter(self.receive_rows(self.path / "out")))
+        metadata, tensors = read_safetensors(file)
+        folder = self.path / "saved"
+        folder.mkdir()
+        write_safetensors(folder / "model-1.safetensors", tensors)
+        sums = json.loads(metadata["tessera.checksums"])
+        (folder / "model.safetensors.index.json").write_text(json.dumps({
+            "metadata": {"tessera": {"generation": 1, "checksums": sums}},
+            "weight_map": dict.fromkeys(tensors, "model-1.safetensors")}))
+        for process in (self.sender(0, 1, ".*=1:R", [folder]), self.receiver(0, 1, ".*=1:R", "--verify", folder)):
+            code, _, errors = self.finish(process)
+            self.assertEqual(code, 0, errors)
+        self.flip(folder / "model-1.safetensors", "bias")
+        self.assert_one_line(self.finish(self.sender(0, 1, ".*=1:R", [folder])), 1, "model-1.safetensors",
+                             'tensor "bias" is damaged')
+
     def transfer_layers(self, model, wire):
         """The output of two senders of rows and two receivers of columns; the receivers verify."""
         senders = [self.sender(rank, 2, "norm.*=2:R", [model], "--layout", ".*=2:S0", "--wire", wire)

@@ -12,6 +12,9 @@ from .._errors import DataLossError
 from ._parts import Region, size_of
 from ._plan import disjoint
 
+CHECKSUMS = "tessera.checksums"
+"""The key of a file's metadata with the checksums of its tensors; those of several files are in their index."""
+
 Sum: TypeAlias = tuple[int, int]
 ZERO: Sum = (0, 0)
 _MODULUS = 1 << 64

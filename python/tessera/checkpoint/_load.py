@@ -24,7 +24,7 @@ from ._noted import Noted, noted_of
 from ._optimizer import Saved, names_of, require_groups, require_optimizer, saved_of, state_tensor
 from ._parts import Part, Region, parts_of, size_of
 from ._ranks import Ranks, as_told, ranks_of
-from ._reader import Reader, WholeTensors, open_reader
+from ._reader import Reader, Stored, WholeTensors, open_reader
 
 _SHOWN = 5  # names of a kind in a message
 _ATTEMPTS = 5
@@ -237,7 +237,10 @@ class _Loading:
 
     def _unlike_ties(self) -> list[tuple[str, str]]:
         """Tensors that are one parameter here, and differ in the file."""
-        sums = self._opened.noted.checksums
+        stored = self._opened.model.stored
+        sums = {
+            key: text for key, text in self._opened.noted.checksums.items() if key in stored and stored[key].name == key
+        }
         primaries = {name: primary for primary, name in self._sources.items()}
         return [
             (taken, other)
@@ -375,16 +378,16 @@ class _Loading:
         """Fill memory, and take checksums of what the file has."""
         if not memory.numel():
             return
-        dtype, shape = reader.tensors[name]
-        kept = torch_dtype(dtype)
+        kept = torch_dtype(reader.tensors[name][0])
         packed = memory if memory.is_contiguous() and memory.dtype is kept else torch.empty(memory.shape, dtype=kept)
-        reader.read(name, regions, packed)
-        if self._options.verify and name in self._sums(kind):
-            address, sums = packed.data_ptr(), []
-            for region in regions:
-                sums.append(text_of(of_region(dtype, shape, region, address)))
-                address += size_of(region) * packed.element_size()
-            self._reads[kind].append(Read(name, list(regions), sums))
+        saved, reads = self._sums(kind), self._reads[kind]
+
+        def visit(key: str, region: Region, address: int) -> None:
+            if key in saved:
+                stored = reader.stored[key]
+                reads.append(Read(key, [region], [text_of(of_region(stored.dtype, stored.shape, region, address))]))
+
+        reader.read(name, regions, packed, visit if self._options.verify else None)
         if packed is not memory:
             memory.copy_(packed)
 
@@ -399,7 +402,7 @@ class _Loading:
             return
         reader = self._opened.model if kind == "model" else self._opened.optimizer
         assert reader is not None
-        shapes = {name: shape for name, (_, shape) in reader.tensors.items()}
+        shapes = {key: stored.shape for key, stored in reader.stored.items()}
         told = self._ranks.share(f"load: checksums of the {kind}", lambda: self._reads[kind])
         with as_told(f"load: checksums of the {kind}"):
             reads = [Read(name, list(map(as_region, regions)), sums) for each in told for name, regions, sums in each]
@@ -407,13 +410,15 @@ class _Loading:
             rest = sorted(unread(saved, shapes, reads))
         if wrong is None and rest:  # ranks have read parts of them that overlap, or only some
             own = rest[self._ranks.rank :: self._ranks.size]
-            found = self._ranks.share("load: rest", lambda: {name: _sum_of_whole(reader, name) for name in own})
+            found = self._ranks.share("load: rest", lambda: {key: _sum_of_whole(reader.stored[key]) for key in own})
             with as_told("load: rest"):
-                all_of = {name: text for each in found for name, text in each.items()}
-                wrong = next(((name, all_of[name]) for name in rest if all_of[name] != saved[name]), None)
+                all_of = {key: text for each in found for key, text in each.items()}
+                wrong = next(((key, all_of[key]) for key in rest if all_of[key] != saved[key]), None)
         if wrong is not None:
-            name, found_sum = wrong
-            raise damaged(self._opened.noted.file_of(kind, name), name, found_sum, saved[name])
+            key, found_sum = wrong
+            stored = reader.stored[key]
+            path = self._opened.noted.file_of(kind, key) or stored.path
+            raise damaged(path, stored.name, found_sum, saved[key])
 
 
 def _raise(errors: list[BaseException]) -> None:
@@ -426,9 +431,9 @@ def as_region(value: Any) -> Region:
     return tuple(tuple((int(begin), int(end)) for begin, end in dim) for dim in value)
 
 
-def _sum_of_whole(reader: Reader, name: str) -> str:
+def _sum_of_whole(stored: Stored) -> str:
     """Read a tensor by pieces of its first dim."""
-    dtype, shape = reader.tensors[name]
+    dtype, shape = stored.dtype, stored.shape
     inner = max(1, math.prod(shape[1:]))
     step = max(1, _PIECE // inner)
     sums = []
@@ -437,7 +442,7 @@ def _sum_of_whole(reader: Reader, name: str) -> str:
         region: Region = (((begin, end),), *(((0, size),) for size in shape[1:])) if shape else ()
         if size_of(region):
             piece = torch.empty(size_of(region), dtype=torch_dtype(dtype))
-            reader.read(name, [region], piece)
+            stored.read(region, piece.data_ptr(), piece.numel() * piece.element_size())
             sums.append(of_region(dtype, shape, region, piece.data_ptr()))
     return text_of(added(sums))
 
@@ -465,7 +470,7 @@ def _open_once(path: str, optimizer: bool) -> _Opened:
     index = read_json(reader.path) if reader.path.endswith(".json") else {}
     told: list[Any] = [reader.tensors, index.get("weight_map"), reader.metadata]
     mark = mark_of(index) or {}
-    noted = noted_of(reader.path, index, reader.tensors)
+    noted = noted_of(reader.path, index, reader.tensors, reader.checksums)
     told.append([noted.tied, noted.checksums, noted.values])
     states = saved = None
     if optimizer:

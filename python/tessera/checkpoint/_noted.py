@@ -16,7 +16,7 @@ class Noted(NamedTuple):
 
     path: str  # of the index
     tied: dict[str, str]  # other names of tensors, and the ones in the files
-    checksums: dict[str, str]
+    checksums: dict[str, str]  # of stored tensors
     files: dict[str, str]  # of each tensor
     values: list[dict[str, str]]  # digests of what is beside the tensors, by rank and name
     extra: list[tuple[str, str]]  # its files and their checksums, by rank
@@ -32,9 +32,9 @@ class Noted(NamedTuple):
         return self._replace(optimizer_checksums=sums, optimizer_files=_files(index))
 
     def file_of(self, kind: str, name: str) -> str:
-        """Return the path of the file with a tensor."""
+        """Return the path of the file with a tensor; empty if there is no index."""
         file = (self.files if kind == "model" else self.optimizer_files).get(name, "")
-        return os.path.join(os.path.dirname(self.path), file)
+        return file and os.path.join(os.path.dirname(self.path), file)
 
     def read_extra(self, verify: bool, unpickle: bool) -> list[dict[str, Any]]:
         """Return what is beside the tensors, by the rank that has saved it."""
@@ -42,7 +42,7 @@ class Noted(NamedTuple):
         return [read(os.path.join(folder, name), digest if verify else None, unpickle) for name, digest in self.extra]
 
 
-def noted_of(path: str, index: dict[str, Any], tensors: dict[str, Any]) -> Noted:
+def noted_of(path: str, index: dict[str, Any], tensors: dict[str, Any], checksums: dict[str, str]) -> Noted:
     """Raises InvalidArgumentError for what save() does not write."""
     mark = mark_of(index) or {}
     try:
@@ -52,13 +52,12 @@ def noted_of(path: str, index: dict[str, Any], tensors: dict[str, Any]) -> Noted
             if name not in tensors and other in tensors
         }
         extra = [(_text(each["checksum"]), dict(each["values"])) for each in mark.get("extra", [])]
-        sums = _checksums(mark.get("checksums", {}))
     except (KeyError, TypeError, ValueError, AttributeError):
         raise _damaged(path) from None
     names = extra_files(mark)
     values = [{_text(name): _text(digest) for name, digest in each.items()} for _, each in extra]
     files = [(name, digest) for name, (digest, _) in zip(names, extra, strict=True)] if extra else []
-    return Noted(path, tied, sums, _files(index), values, files, {}, {})
+    return Noted(path, tied, checksums, _files(index), values, files, {}, {})
 
 
 def _checksums(value: Any) -> dict[str, str]:

@@ -6,24 +6,43 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
 from .. import _core
 from .._errors import Error, InvalidArgumentError
+from ._checksums import CHECKSUMS
 from ._parts import Intervals, Region, size_of
 
 _OF_RANK = re.compile(r"rank-(\d{5})\.safetensors")
+
+Visit: TypeAlias = Callable[[str, Region, int], None]
+"""Called with the key of a stored tensor, a region of it, and the address where its elements lie packed."""
+
+
+class Stored(NamedTuple):
+    """A tensor as it lies in a file: the whole one, or one rank's part of it."""
+
+    path: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    checkpoint: _core.Checkpoint
+
+    def read(self, region: Region, address: int, room: int) -> int:
+        return self.checkpoint.read_slice(self.name, region, address, room)
 
 
 class Reader(Protocol):
     path: str
     metadata: dict[str, str]
     tensors: dict[str, tuple[str, tuple[int, ...]]]  # dtype and logical shape by name
+    stored: dict[str, Stored]  # by keys; where files hold whole tensors, by their names
+    checksums: dict[str, str]  # of stored tensors by key, as the files note them
 
-    def read(self, name: str, regions: Sequence[Region], memory: torch.Tensor) -> None:
+    def read(self, name: str, regions: Sequence[Region], memory: torch.Tensor, visit: Visit | None = None) -> None:
         """Fills `memory`, which is contiguous, with the regions, one after the other."""
 
 
@@ -40,14 +59,25 @@ class WholeTensors:
     def __init__(self, path: str) -> None:
         self._checkpoint = _core.Checkpoint.open(path)
         self.path = self._checkpoint.path
-        self.metadata = dict(self._checkpoint.metadata)
+        self.metadata = _without_checksums(self._checkpoint)
         self.tensors = {name: (dtype, shape) for name, dtype, shape in self._checkpoint.tensors}
+        self.stored = {
+            name: Stored(self.path, name, dtype, shape, self._checkpoint)
+            for name, (dtype, shape) in self.tensors.items()
+        }
+        self.checksums = dict(self._checkpoint.checksums)
 
-    def read(self, name: str, regions: Sequence[Region], memory: torch.Tensor) -> None:
+    def read(self, name: str, regions: Sequence[Region], memory: torch.Tensor, visit: Visit | None = None) -> None:
         address, room = memory.data_ptr(), memory.numel() * memory.element_size()
         for region in regions:
-            read = self._checkpoint.read_slice(name, region, address, room)
+            read = self.stored[name].read(region, address, room)
+            if visit is not None:
+                visit(name, region, address)
             address, room = address + read, room - read
+
+
+def _without_checksums(checkpoint: _core.Checkpoint) -> dict[str, str]:
+    return {key: value for key, value in checkpoint.metadata.items() if key != CHECKSUMS}
 
 
 # --- local tensors
@@ -56,7 +86,7 @@ class WholeTensors:
 class _Local(NamedTuple):
     """One rank's part of a tensor."""
 
-    checkpoint: _core.Checkpoint
+    key: str  # of the stored tensor
     owned: Region
 
 
@@ -67,6 +97,8 @@ class LocalTensors:
         self.path = path
         self.metadata: dict[str, str] = {}
         self.tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.stored: dict[str, Stored] = {}
+        self.checksums: dict[str, str] = {}
         self._locals: dict[str, list[_Local]] = {}
         self._layouts: dict[str, str] = {}
         for name in names:
@@ -89,7 +121,7 @@ class LocalTensors:
                 f"{self.path}: the files of ranks are of versions {self.metadata.get('version')} and "
                 f"{metadata.get('version')}: copy them between two versions"
             )
-        self.metadata = dict(metadata)
+        self.metadata = _without_checksums(checkpoint)
 
     def _add_tensor(
         self, checkpoint: _core.Checkpoint, rank: int, name: str, dtype: str, extents: tuple[int, ...], said: Any
@@ -106,14 +138,18 @@ class LocalTensors:
         region: Region = tuple(owned) if owned is not None else ()
         others = self._locals.setdefault(name, [])
         if owned is not None and all(each.owned != region for each in others):
-            others.append(_Local(checkpoint, region))
+            key = f"{rank} {name}"
+            others.append(_Local(key, region))
+            self.stored[key] = Stored(checkpoint.path, name, dtype, extents, checkpoint)
+            if name in checkpoint.checksums:
+                self.checksums[key] = checkpoint.checksums[name]
 
-    def read(self, name: str, regions: Sequence[Region], memory: torch.Tensor) -> None:
+    def read(self, name: str, regions: Sequence[Region], memory: torch.Tensor, visit: Visit | None = None) -> None:
         flat, at = memory.view(-1), 0
         for region in regions:
             count = size_of(region)
             into = flat[at : at + count].view(_extents(region))
-            found = sum(self._read_of(local, name, region, into) for local in self._locals[name])
+            found = sum(self._read_of(local, region, into, visit) for local in self._locals[name])
             if found != count:
                 raise InvalidArgumentError(
                     f"{self.path}: the files of ranks hold {found} of {count} elements of tensor {name} that are "
@@ -121,7 +157,7 @@ class LocalTensors:
                 )
             at += count
 
-    def _read_of(self, local: _Local, name: str, region: Region, into: torch.Tensor) -> int:
+    def _read_of(self, local: _Local, region: Region, into: torch.Tensor, visit: Visit | None) -> int:
         """Copies what that rank has of the region; returns how many elements."""
         common = tuple(_intersection(a, b) for a, b in zip(region, local.owned, strict=True))
         count = size_of(common)
@@ -129,8 +165,9 @@ class LocalTensors:
             return 0
         read = torch.empty(_extents(common), dtype=into.dtype)
         source = tuple(_within(a, b) for a, b in zip(common, local.owned, strict=True))
-        bytes = count * read.element_size()
-        local.checkpoint.read_slice(name, source, read.data_ptr(), bytes)
+        self.stored[local.key].read(source, read.data_ptr(), count * read.element_size())
+        if visit is not None:
+            visit(local.key, source, read.data_ptr())
         target = [_within(a, b) for a, b in zip(common, region, strict=True)]
         packed = [_within(each, each) for each in common]
         for places in itertools.product(*map(_slices, target, packed)):

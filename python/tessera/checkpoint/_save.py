@@ -13,7 +13,7 @@ from .. import _core
 from .._arguments import text
 from .._errors import InvalidArgumentError, MismatchError
 from ..etp.state_kinds import kind_of
-from ._checksums import ZERO, Sum, added, of_region, sum_of, text_of
+from ._checksums import CHECKSUMS, ZERO, Sum, added, of_region, sum_of, text_of
 from ._extra import digest_of, packed
 from ._extra import write as write_extra
 from ._folder import INDEX, MARK, Folder, data_file, extra_file, extra_files, hidden, optimizer_index, path_of, remove
@@ -252,4 +252,7 @@ def _checked(metadata: Any) -> dict[str, str]:
         return {}
     if not isinstance(metadata, Mapping):
         raise InvalidArgumentError(f"metadata {metadata!r}: give a mapping of str to str")
-    return {text("metadata: the key", key): text(f"metadata {key!r}:", value) for key, value in metadata.items()}
+    checked = {text("metadata: the key", key): text(f"metadata {key!r}:", value) for key, value in metadata.items()}
+    if CHECKSUMS in checked:
+        raise InvalidArgumentError(f"metadata: the key {CHECKSUMS!r} is where files note checksums: use another one")
+    return checked
