@@ -32,10 +32,11 @@ void JobOptions::declare(CLI::App& command) {
            "REGEX=LAYOUT: layout of tensors whose whole name matches; the first match wins; repeatable. A layout is "
            "AXES@RANKS:PLACEMENTS, e.g. dp=2,tp=4@0-7:R,S1")
       ->required();
-  add_list(
-      command, "--wire", wires,
-      "REGEX=FORMAT: quantise tensors whose whole name matches on their way, to nvfp4, mxfp8, ... or none; the first "
-      "match wins; repeatable; either side may ask. Only floats of 2 dims or more are quantised");
+  add_list(command, "--wire", wires,
+           "FORMAT, or REGEX=FORMAT: quantise all tensors, or those whose whole name matches, on their way, to nvfp4, "
+           "mxfp8, "
+           "... or none; the first match wins; repeatable; either side may ask. Only floats of 2 dims or more are "
+           "quantised");
   command.add_option("--timeout", timeout_s,
                      "Seconds to wait for the other job, and for each transfer (default: 300 and 30)");
   command.add_option("--threads", threads,

@@ -15,15 +15,15 @@ WireRules WireRules::parse(std::span<const std::string> texts) {
   for (const std::string& text : texts) {
     const std::string where = fmt::format("wire rule {}", in_quotes(text));
     const size_t equals = text.find('=');
-    if (equals == std::string::npos)
-      fail(ErrorCode::kInvalidArgument, "{}: no '=': write REGEX=FORMAT, for example '.*proj.*=mxfp8'"_message, where);
-    const std::string regex = text.substr(0, equals);
-    const std::string_view format = std::string_view(text).substr(equals + 1);
+    const bool all = equals == std::string::npos;
+    const std::string regex = all ? "(?s).*" : text.substr(0, equals);
+    const std::string_view format = std::string_view(text).substr(all ? 0 : equals + 1);
     NameFilter names = NameFilter::parse({&regex, 1}, where);
     try {
       rules.push_back({std::move(names), format == "none" ? std::nullopt : std::optional(parse_format(format))});
     } catch (const Error& error) {
-      fail(ErrorCode::kInvalidArgument, "{}: {}, or none"_message, where, error.what());
+      fail(ErrorCode::kInvalidArgument, "{}: {}, or none{}"_message, where, error.what(),
+           all ? "; for some tensors only, write REGEX=FORMAT, for example '.*proj.*=mxfp8'" : "");
     }
   }
   return WireRules(std::move(rules));

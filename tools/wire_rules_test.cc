@@ -24,13 +24,24 @@ TEST(WireRules, TheFirstMatchOfTheWholeNameWins) {
   EXPECT_EQ(wires({}).find("layer.1.weight"), std::nullopt);
 }
 
+TEST(WireRules, AFormatAloneIsForAllNames) {
+  for (const std::string& name : {std::string("w"), std::string("a\nb"), std::string("a=b"), std::string()}) {
+    EXPECT_EQ(wires({"nvfp4"}).find(name), Format::kNvfp4) << name;
+    EXPECT_EQ(wires({"NVFP4"}).find(name), Format::kNvfp4) << name;
+    EXPECT_EQ(wires({"none"}).find(name), std::nullopt) << name;
+  }
+  EXPECT_EQ(wires({"w=mxfp8", "nvfp4"}).find("w"), Format::kMxfp8);
+  EXPECT_EQ(wires({"w=mxfp8", "nvfp4"}).find("v"), Format::kNvfp4);
+}
+
 TEST(WireRules, TheFirstEqualsDivides) {
   EXPECT_EQ(wires({"a\\x3db=fp8_e4m3"}).find("a=b"), Format::kFp8E4M3);
   EXPECT_THAT(error_of([] { wires({"a=b=fp8_e4m3"}); }), HasSubstr("unknown format 'b=fp8_e4m3'"));
 }
 
 TEST(WireRules, BadRulesAreNamedAndFormatsListed) {
-  EXPECT_THAT(error_of([] { wires({".*"}); }), HasSubstr("wire rule \".*\": no '='"));
+  EXPECT_THAT(error_of([] { wires({".*"}); }),
+              AllOf(HasSubstr("wire rule \".*\": unknown format '.*'"), HasSubstr("write REGEX=FORMAT")));
   EXPECT_THAT(error_of([] { wires({"(=nvfp4"}); }), HasSubstr("wire rule \"(=nvfp4\": bad regex \"(\""));
   EXPECT_THAT(error_of([] { wires({".*=fp4"}); }),
               AllOf(HasSubstr("wire rule \".*=fp4\": unknown format 'fp4': use one of fp8_e4m3, "),

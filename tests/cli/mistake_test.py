@@ -22,7 +22,7 @@ class Mistakes(CommandTest):
             (["--layout", ".*=1:R", "--checkpoint", self.path / "missing.safetensors"], "missing.safetensors"),
             (["--layout", ".*=1:S5", "--checkpoint", self.model], "5"),
             (["--layout", ".*=1:R", "--wire", "w=fp4", "--checkpoint", self.model], "nvfp4, or none"),
-            (["--layout", ".*=1:R", "--wire", "w", "--checkpoint", self.model], "no '='"),
+            (["--layout", ".*=1:R", "--wire", "w", "--checkpoint", self.model], "unknown format 'w'"),
             (["--layout", ".*=1:R", "--wire", "(=nvfp4", "--checkpoint", self.model], "bad regex"),
         ]
         for arguments, text in cases:

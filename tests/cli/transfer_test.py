@@ -195,6 +195,16 @@ class Transfers(CommandTest):
             self.assert_one_line(self.finish(process), 2,
                                  "tensor w: trainer asks for wire format nvfp4, inference for mxfp8")
 
+    def test_a_wire_format_alone_is_for_all_tensors_that_it_fits(self):
+        processes = [self.sender(0, 1, ".*=1:R", None, "--wire", "nvfp4"),
+                     self.receiver(0, 1, ".*=1:R", "--verify", self.model)]
+        for process in processes:
+            status, output, errors = self.finish(process)
+            self.assertEqual(status, 0, errors)
+            self.assertEqual(json.loads(output)["quantized"]["elements"], 48)  # of w; bias has one dim
+        self.assert_one_line(self.finish(self.sender(0, 1, ".*=1:R", None, "--wire", "fp3")), 2,
+                             'wire rule "fp3": unknown format', "REGEX=FORMAT")
+
     def test_what_either_side_asks_for_is_quantised_on_its_way(self):
         processes = [self.sender(), self.receiver(0, 1, ".*=1:R", "--wire", "none=none", "--wire", ".*=mxfp8")]
         for process in processes:
