@@ -140,7 +140,8 @@ void bind_stats(nb::module_& module) {
       .def_ro("bytes_moved", &BatchStats::bytes_moved, "Bytes that all ranks move in one transfer.")
       .def_ro("bytes_lower_bound", &BatchStats::bytes_lower_bound)
       .def_ro("rank_bytes", &BatchStats::rank_bytes, "Bytes of one transfer that this rank sends or receives.")
-      .def_ro("transfers", &BatchStats::transfers, "Transfers that were completed.")
+      .def_ro("transfers", &BatchStats::transfers,
+              "Versions that were sent or taken; one that is staged counts at its commit.")
       .def_ro("sessions", &BatchStats::sessions, "Times that the batch was matched with another job.")
       .def_ro("snapshot_bytes", &BatchStats::snapshot_bytes,
               "Bytes of a staged batch's copies. Their number does not depend on how many jobs take them.")

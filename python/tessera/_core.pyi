@@ -561,7 +561,9 @@ class BatchStats:
 
     @property
     def transfers(self) -> int:
-        """Transfers that were completed."""
+        """
+        Versions that were sent or taken; one that is staged counts at its commit.
+        """
 
     @property
     def sessions(self) -> int:

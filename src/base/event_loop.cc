@@ -168,8 +168,8 @@ void EventLoop::dispatch(uint64_t id, uint32_t events) {
   try {
     watched->callback(events);
   } catch (...) {
-    log().error("{}: descriptor {} is given up: {}"_message, name_, watched->fd,
-                status_of_current_exception().message());
+    log_event(LogLevel::err, "callback.failed", {}, "{}: descriptor {} is given up: {}"_message, name_, watched->fd,
+              status_of_current_exception().message());
     if (watched_.contains(id)) remove_fd(watched->fd);
   }
 }
@@ -178,7 +178,8 @@ void EventLoop::guarded(const char* what, const Task& task) {
   try {
     task();
   } catch (...) {
-    log().error("{}: {} failed: {}"_message, name_, what, status_of_current_exception().message());
+    log_event(LogLevel::err, "callback.failed", {}, "{}: {} failed: {}"_message, name_, what,
+              status_of_current_exception().message());
   }
 }
 

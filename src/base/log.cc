@@ -11,6 +11,7 @@
 #include <iterator>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "base/config.h"
 #include "base/escape.h"
@@ -45,7 +46,7 @@ void append_value(const LogField::Value& value, LogFormat format, std::string& o
   } else if (const auto* number = std::get_if<int64_t>(&value)) {
     fmt::format_to(std::back_inserter(out), "{}", *number);
   } else if (const double real = std::get<double>(value); std::isfinite(real)) {
-    fmt::format_to(std::back_inserter(out), "{}", real);
+    fmt::format_to(std::back_inserter(out), "{:.6g}", real);
   } else {
     out += format == LogFormat::kJson ? "null" : "nan";
   }
@@ -172,15 +173,36 @@ spdlog::logger& log() {
     made->set_formatter(make_log_formatter(format == "json"     ? LogFormat::kJson
                                            : format == "logfmt" ? LogFormat::kLogfmt
                                                                 : LogFormat::kText));
+    // What is neither is refused by Config::require_valid().
     const LogLevel wanted = spdlog::level::from_str(level);  // off if spdlog does not know the level
     const bool known = wanted != LogLevel::off || level == "off";
     made->set_level(known ? wanted : LogLevel::warn);
-    if (!known) made->warn("TESSERA_LOG is '{}', not trace, debug, info, warn, error or off: warn it is", level);
-    if (format != "text" && format != "logfmt" && format != "json")
-      made->warn("TESSERA_LOG_FORMAT is '{}', not text, logfmt or json: text it is", format);
     return made;
   }();
   return *logger;
+}
+
+LogLimits& LogLimits::process() {
+  static auto* const limits = new LogLimits;  // leaked on purpose: a thread may log while statics are destroyed
+  return *limits;
+}
+
+std::optional<int64_t> LogLimits::admit(std::string_view event) {
+  const TimePoint now = clock_.now();
+  const MutexLock lock(mutex_);
+  auto count = counts_.find(event);
+  if (count == counts_.end()) count = counts_.emplace(event, Count{.begin = now}).first;
+  Count& lines = count->second;
+  if (now - lines.begin >= kPeriod) {
+    lines.begin = now;
+    lines.written = 0;
+  }
+  if (lines.written == kMost) {
+    ++lines.withheld;
+    return std::nullopt;
+  }
+  ++lines.written;
+  return std::exchange(lines.withheld, 0);
 }
 
 void write_event(LogLevel level, std::string_view name, std::initializer_list<LogField> fields,

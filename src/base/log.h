@@ -30,22 +30,27 @@
 #include <concepts>
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <variant>
 
+#include "base/clock.h"
+#include "base/mutex.h"
+
 namespace tessera {
 
-// For messages without an event's name.
+// The logger behind log_event(), through which every line goes.
 spdlog::logger& log();
 
 using LogLevel = spdlog::level::level_enum;
 
 // A key (letters, digits, '_'; none of the line's own keys) and its value, which must live as long as the call or
-// LogScope that takes it. These keys mean the same everywhere: job, rank, peer ("JOB/RANK"), pair, batch, version,
-// bytes, seconds.
+// LogScope that takes it; floats are shown with six digits. These keys mean the same everywhere: job, rank, peer
+// ("JOB/RANK"), pair, batch, version, bytes, seconds.
 struct LogField {
   using Value = std::variant<int64_t, double, std::string_view>;
 
@@ -92,6 +97,43 @@ class LogScope {
   size_t count_;
   const LogScope* const outer_;
 };
+
+// How many lines of an event may be written: the first kMost in each period. Thread-safe.
+class LogLimits {
+ public:
+  static constexpr int kMost = 20;
+  static constexpr Duration kPeriod = seconds(10);
+
+  explicit LogLimits(const Clock& clock = Clock::steady()) : clock_(clock) {}
+  static LogLimits& process();
+  // Returns how many lines were withheld since the last one that was written, or nothing: then this one is withheld,
+  // too.
+  std::optional<int64_t> admit(std::string_view event);
+
+ private:
+  struct Count {
+    TimePoint begin = {};  // of the period
+    int written = 0;       // in it
+    int64_t withheld = 0;
+  };
+
+  const Clock& clock_;
+  Mutex mutex_;
+  std::map<std::string, Count, std::less<>> counts_ GUARDED_BY(mutex_);
+};
+
+// log_event() for what a stranger can cause at any rate. The field `withheld` counts the lines of this event that were
+// left out since the last one.
+template <typename... Args>
+void log_limited_event(LogLevel level, std::string_view name, std::initializer_list<LogField> fields,
+                       fmt::format_string<Args...> format, Args&&... args) {
+  if (!log().should_log(level)) return;
+  const std::optional<int64_t> withheld = LogLimits::process().admit(name);
+  if (!withheld) return;
+  std::optional<LogScope> scope;
+  if (*withheld > 0) scope.emplace(std::initializer_list<LogField>{{"withheld", *withheld}});
+  write_event(level, name, fields, fmt::format(format, std::forward<Args>(args)...));
+}
 
 enum class LogFormat { kText, kLogfmt, kJson };
 

@@ -63,6 +63,25 @@ TEST(LogTest, EveryJsonLineParsesWhateverItHolds) {
   EXPECT_EQ(nlohmann::json::parse(captured.lines()[1])["level"], "warn");
 }
 
+TEST(LogTest, FloatsAreShortInEveryForm) {
+  const std::pair<double, std::string> cases[] = {{0.16811388000000002, "0.168114"},
+                                                  {0.1 + 0.2, "0.3"},
+                                                  {1.0 / 3.0, "0.333333"},
+                                                  {12345.678901, "12345.7"},
+                                                  {1e-7 / 3.0, "3.33333e-08"},
+                                                  {-2.5, "-2.5"},
+                                                  {0.0, "0"},
+                                                  {123456789.0, "1.23457e+08"}};
+  for (const auto& [value, shown] : cases)
+    for (const auto& [format, field] : {std::pair(LogFormat::kText, "seconds=" + shown + ":"),
+                                        std::pair(LogFormat::kLogfmt, "seconds=" + shown + " "),
+                                        std::pair(LogFormat::kJson, "\"seconds\":" + shown + ",")}) {
+      const Captured captured(format);
+      log_event(LogLevel::info, "x", {{"seconds", value}}, "text");
+      EXPECT_NE(captured.lines().at(0).find(field), std::string::npos) << captured.lines().at(0);
+    }
+}
+
 TEST(LogTest, NoLineHoldsAControlCharacter) {
   for (const LogFormat format : {LogFormat::kText, LogFormat::kLogfmt, LogFormat::kJson}) {
     const Captured captured(format);
@@ -129,6 +148,30 @@ TEST(LogTest, ScopesLendTheirFieldsToTheLinesWithin) {
   EXPECT_EQ(line(1)["batch"], "own") << "the event's own";
   EXPECT_FALSE(line(2).contains("job")) << "a scope is its thread's";
   EXPECT_FALSE(line(3).contains("job"));
+}
+
+TEST(LogLimits, AFloodLeavesAFewLinesAPeriodAndTheNumberOfTheOthers) {
+  FakeClock clock;
+  LogLimits limits(clock);
+  for (int i = 0; i < LogLimits::kMost; ++i) EXPECT_EQ(limits.admit("a"), 0);
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(limits.admit("a"), std::nullopt);
+  EXPECT_EQ(limits.admit("b"), 0) << "another event has lines of its own";
+  clock.advance(LogLimits::kPeriod - std::chrono::nanoseconds(1));
+  EXPECT_EQ(limits.admit("a"), std::nullopt);
+  clock.advance(std::chrono::nanoseconds(1));
+  EXPECT_EQ(limits.admit("a"), 1001);
+  EXPECT_EQ(limits.admit("a"), 0);
+}
+
+TEST(LogLimits, ALineSaysHowManyWereWithheldBeforeIt) {
+  const Captured captured(LogFormat::kLogfmt);
+  while (LogLimits::process().admit("test.flood")) {
+  }
+  log_limited_event(LogLevel::warn, "test.flood", {{"peer", "x"}}, "line");
+  EXPECT_TRUE(captured.lines().empty());
+  log_limited_event(LogLevel::warn, "test.drop", {{"peer", "x"}}, "line {}", 1);
+  ASSERT_EQ(captured.lines().size(), 1U);
+  EXPECT_FALSE(parse_logfmt(captured.lines()[0]).contains("withheld"));
 }
 
 TEST(LogTest, BelowItsLevelNothingIsFormatted) {

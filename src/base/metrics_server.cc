@@ -63,8 +63,8 @@ MetricsServer::MetricsServer(const HostPort& address)
   url_ = fmt::format("http://{}/metrics", bound.to_string());
   listener_.start([this](UniqueFd fd) { take(std::move(fd)); },
                   [this](const Error& error) {
-                    log_event(LogLevel::warn, "connection.refused", {}, "{}: a connection is refused: {}"_message, url_,
-                              error.what());
+                    log_limited_event(LogLevel::warn, "connection.refused", {},
+                                      "{}: a connection is refused: {}"_message, url_, error.what());
                   });
   loop_.start();
 }

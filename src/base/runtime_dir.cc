@@ -88,7 +88,8 @@ void remove_leftover(const std::string& folder) {
     return;
   }
   remove_folder(folder);
-  log().info("removed {}, left over from a process that has died", folder);
+  log_event(LogLevel::info, "folder.removed", {{"path", folder}}, "removed {}, left over from a process that has died",
+            folder);
 }
 
 std::vector<std::string> process_folders(const std::string& root) {
@@ -125,7 +126,8 @@ void write_note(const std::string& path, std::string_view role) {
   const std::string note = fmt::format("pid {}\ncommand {}\nrole {}\n", ::getpid(), plain(command), plain(role));
   const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd || ::write(fd.get(), note.data(), note.size()) != static_cast<ssize_t>(note.size()))
-    log().info("{} is not written: {}", path, std::strerror(errno));
+    log_event(LogLevel::info, "folder.unlabelled", {{"path", path}}, "{} is not written: {}", path,
+              std::strerror(errno));
 }
 
 void read_note(const std::string& path, ProcessFolder& folder) {

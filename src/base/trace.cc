@@ -190,8 +190,8 @@ void Trace::State::append(std::string text) {
   }
   failed = true;
   on_.store(false, std::memory_order_relaxed);
-  log().warn("the trace ends here, its file cannot be written: {}"_message,
-             written < 0 ? std::strerror(errno) : "disk full");
+  log_event(LogLevel::warn, "trace.cut", {}, "the trace ends here, its file cannot be written: {}"_message,
+            written < 0 ? std::strerror(errno) : "disk full");
   const ssize_t closed = ::pwrite(file.get(), kTail.data(), kTail.size(), end);
   if (closed < 0 || ::ftruncate(file.get(), end + static_cast<off_t>(kTail.size())) != 0) return;
 }

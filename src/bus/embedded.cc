@@ -198,8 +198,9 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     try {
       bus_->rendezvous().leave(view(), why, lasting);
     } catch (const Error& error) {
-      log().info("{}: the others cannot be told that it leaves pair {}: {}", bus_->agent().identity().name(), name_,
-                 error.what());
+      log_event(LogLevel::info, "departure.untold", {{"pair", name_}},
+                "{}: the others cannot be told that it leaves pair {}: {}", bus_->agent().identity().name(), name_,
+                error.what());
     }
   }
 
@@ -264,8 +265,9 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
       exchange.withdraw();
       exchange.retract();
     } catch (const Error& error) {
-      log().info("{}: the others cannot be told that it gives batch {} up: {}", bus_->agent().identity().name(), batch,
-                 error.what());
+      log_event(LogLevel::info, "departure.untold", {{"pair", view_.name}, {"batch", batch}},
+                "{}: the others cannot be told that it gives batch {} up: {}", bus_->agent().identity().name(), batch,
+                error.what());
     }
   }
 

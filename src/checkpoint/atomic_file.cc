@@ -47,8 +47,9 @@ void AtomicFile::open_unnamed() {
 }
 
 void AtomicFile::open_named() {
-  log().warn("{}: its file system has no O_TMPFILE; a killed writer would leave {}"_message, path_.string(),
-             hidden_name_);
+  log_event(LogLevel::warn, "file.visible", {{"path", path_.string()}},
+            "{}: its file system has no O_TMPFILE; a killed writer would leave {}"_message, path_.string(),
+            hidden_name_);
   ::unlinkat(folder_.get(), hidden_name_.c_str(), 0);
   file_.reset(::openat(folder_.get(), hidden_name_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, kMode));
   if (!file_) fail_errno(fmt::format("{}: cannot create {}", path_.string(), hidden_name_));

@@ -48,7 +48,8 @@ class HostMemory final : public Buffer::Memory {
 
 Buffer HostBuffers::allocate(BufferKind kind, size_t bytes, std::string_view owner) const {
   if (bytes == 0) return {};
-  log().debug("device: {} bytes of {} memory for {}", bytes, kind == BufferKind::kShared ? "shared" : "private", owner);
+  log_event(LogLevel::debug, "buffer.allocated", {{"bytes", bytes}}, "device: {} bytes of {} memory for {}", bytes,
+            kind == BufferKind::kShared ? "shared" : "private", owner);
   try {
     auto memory = std::make_unique<HostMemory>(kind, bytes, poison_, allocated_);
     std::byte* const data = memory->data();

@@ -30,7 +30,7 @@ void Consumptions::map(std::span<Parameter* const> weights) {
 bool Consumptions::make_view(Parameter& p) {
   p.view = WeightView::of(p, views_);
   if (p.view == nullptr) {
-    log().info("{} is copied at each gather: its rows cannot be mapped", p.name());
+    log_event(LogLevel::info, "weight.copied", {}, "{} is copied at each gather: its rows cannot be mapped", p.name());
     p.weight.mapped = false;
   }
   return p.view != nullptr;
@@ -68,7 +68,7 @@ void Consumptions::close() {
     try {
       detach({&weight, 1});
     } catch (const Error& error) {
-      log().warn("{}: {}"_message, p->name(), error.what());
+      log_event(LogLevel::warn, "weight.undetached", {}, "{}: {}"_message, p->name(), error.what());
     }
     p->view = nullptr;
   }

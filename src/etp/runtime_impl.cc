@@ -162,7 +162,8 @@ void RuntimeImpl::keep_published() {
     }
     collective::Leftovers::of_process().keep(context_.group.readers(), published);
   } catch (const std::exception& error) {  // no memory is left
-    log().warn("what others read of a closed runtime is freed: {}"_message, error.what());
+    log_event(LogLevel::warn, "publication.freed", {}, "what others read of a closed runtime is freed: {}"_message,
+              error.what());
   }
 }
 

@@ -42,7 +42,8 @@ ScheduleLog::~ScheduleLog() {
   try {
     device_.recorder().stop();
   } catch (const std::exception& error) {
-    log().warn("the schedule log {} is not complete: {}"_message, path_, error.what());
+    log_event(LogLevel::warn, "schedule_log.incomplete", {{"path", path_}},
+              "the schedule log {} is not complete: {}"_message, path_, error.what());
   }
 }
 

@@ -31,7 +31,9 @@ Agent::~Agent() {
     connections_.close();
     sessions_.clear();
   });
-  if (!closed.ok()) log().info("{} ends with connections that are not closed: {}", identity_.name(), closed.message());
+  if (!closed.ok())
+    log_event(LogLevel::info, "connections.unclosed", {{"job", identity_.job}, {"rank", identity_.rank}},
+              "{} ends with connections that are not closed: {}", identity_.name(), closed.message());
   loop_.stop();
 }
 

@@ -305,7 +305,7 @@ bool PeerConnection::read_some() {
       end(status);  // there is no link that it concerns
       return true;
     }
-    log_event(LogLevel::warn, "connection.closed", {{"peer", name_}}, "{}", status.message());
+    log_limited_event(LogLevel::warn, "connection.closed", {{"peer", name_}}, "{}", status.message());
     if (status.code() != ErrorCode::kPeerLost) Metrics::process().messages_malformed.add();
     if (!open()) return true;
     // If a message does not parse, that is the peer's mistake, not an invalid argument of the user.

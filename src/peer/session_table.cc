@@ -15,7 +15,7 @@ constexpr Duration kEarlyTimeout = seconds(300);  // the other side may still be
 }  // namespace
 
 void log_refusal(const std::string& caller, const Status& why) {
-  log_event(LogLevel::warn, "connection.refused", {{"peer", caller}}, "{}", why.message());
+  log_limited_event(LogLevel::warn, "connection.refused", {{"peer", caller}}, "{}", why.message());
   Metrics::process().connections_refused.add();
 }
 

@@ -73,7 +73,8 @@ std::optional<MembersFile> read_members(const std::string& root) {
     return read_message<MembersFile>(bytes, "store.members");
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNotFound) return std::nullopt;
-    log().warn("{}: the last host's clients are not known: {}"_message, root, error.what());
+    log_event(LogLevel::warn, "store.members_unknown", {{"path", root}},
+              "{}: the last host's clients are not known: {}"_message, root, error.what());
     return MembersFile{};
   }
 }
@@ -85,8 +86,9 @@ void write_members(const std::string& root, const MembersFile& file) {
   const UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd || ::write(fd.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()) ||
       ::rename(fresh.c_str(), path.c_str()) != 0)
-    log().warn("{} cannot be written ({}): the next host will wait for the full time"_message, path,
-               std::strerror(errno));
+    log_event(LogLevel::warn, "store.members_unknown", {{"path", path}},
+              "{} cannot be written ({}): the next host will wait for the full time"_message, path,
+              std::strerror(errno));
 }
 
 // Whoever ends waits for its turn: a client that is about to end still counts as one that stays, and must come after.
@@ -97,7 +99,8 @@ class Leaving {
     try {
       lock_ = lock_file(path_, Deadline::after(kLeavingTime));
     } catch (const Error& error) {
-      log().warn("left the store at {} without waiting for others that leave: {}"_message, root, error.what());
+      log_event(LogLevel::warn, "store.left_early", {{"path", root}},
+                "left the store at {} without waiting for others that leave: {}"_message, root, error.what());
     }
   }
   ~Leaving() {
@@ -150,7 +153,8 @@ AutoHost::AutoHost(std::string root, uint64_t own_client, UniqueFd lock)
   // A client finds either the last host's socket, which refuses, or this one, which listens.
   const std::string path = socket_path(root_);
   UniqueFd listener = listen_unix_in_place(fresh_path(root_), path);
-  log().info("this process hosts the store at {}, following one of {} clients", path, options.awaited.size());
+  log_event(LogLevel::info, "store.hosted", {{"path", path}},
+            "this process hosts the store at {}, following one of {} clients", path, options.awaited.size());
   server_ = std::make_unique<Server>(std::move(listener), "unix://" + path, std::move(options));
 }
 
@@ -159,7 +163,8 @@ AutoHost::~AutoHost() {
   try {
     hand_over();
   } catch (...) {
-    log().warn("the store at {} is not handed over: {}"_message, root_, status_of_current_exception().message());
+    log_event(LogLevel::warn, "store.not_handed_over", {{"path", root_}},
+              "the store at {} is not handed over: {}"_message, root_, status_of_current_exception().message());
   }
 }
 
@@ -192,7 +197,8 @@ void AutoHost::tidy(const std::string& root, uint64_t own_client) noexcept {
     if (!lock) return;
     leave(root, std::move(lock), read_members(root).value_or(MembersFile{}), own_client);
   } catch (...) {
-    log().warn("{} cannot be cleaned up: {}"_message, root, status_of_current_exception().message());
+    log_event(LogLevel::warn, "store.not_cleaned", {{"path", root}}, "{} cannot be cleaned up: {}"_message, root,
+              status_of_current_exception().message());
   }
 }
 

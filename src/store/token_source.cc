@@ -57,7 +57,8 @@ void warn_of_open_file(const std::string& path) {
   static auto* const warned = new Warned;  // leaked on purpose: threads end after statics do
   const MutexLock lock(warned->mutex);
   if (warned->paths.insert(path).second)
-    log().warn(
+    log_event(
+        LogLevel::warn, "token.exposed", {{"path", path}},
         "TESSERA_TOKEN_FILE {}: any user of this machine can read or change it, and so the token: chmod 600 {}"_message,
         path, path);
 }

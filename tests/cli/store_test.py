@@ -5,7 +5,9 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import time
 
 from command_case import HANG, CommandTest, main
@@ -110,6 +112,24 @@ class Tokens(StoreTest):
         first.wait(timeout=HANG)
         self.store(listen=listen)
         self.transfer()
+
+    def test_a_flood_of_refused_callers_leaves_a_few_lines(self):
+        self.environment["TESSERA_LOG_FORMAT"] = "logfmt"
+        store, address = self.store()
+        host, port = address.removeprefix("tcp://").rsplit(":", 1)
+        callers = 300
+        for _ in range(callers):
+            with socket.create_connection((host, int(port)), timeout=HANG) as caller:
+                caller.sendall(b"no store's frame" * 8)
+                caller.recv(1)  # until the store has closed it
+        store.send_signal(signal.SIGTERM)
+        _, _, errors = self.finish(store)
+        lines = [line for line in errors.splitlines() if "event=connection." in line]
+        self.assertGreaterEqual(len(lines), 1, errors)
+        # 20 of each name in ten seconds, however long this test takes; the rest is counted in the next line.
+        shown = len(lines) + sum(int(count) for line in lines for count in re.findall(r"withheld=(\d+)", line))
+        self.assertLessEqual(shown, callers)
+        self.assertLess(len(lines), callers // 2, errors)
 
     def test_the_secret_is_shown_by_nothing(self):
         self.environment["TESSERA_TOKEN"] = "correct horse battery staple"

@@ -264,9 +264,11 @@ void BatchImpl::retire(std::shared_ptr<Session> session) {
 void BatchImpl::count_session(const Session& session, const RankShare& share) {
   const SessionSetup& made = session.setup();
   const BatchStats stats = figures_.begin_session(made, share);
+  const bool first = stats.sessions == 1;
+  const double again = to_seconds(Clock::steady().now() - made.agreement.began);  // from when both jobs are there
   const LogScope scope = log_scope();
-  log_event(LogLevel::info, stats.sessions == 1 ? "batch.registered" : "batch.registered_again",
-            {{"with", session.peer_job()}, {"bytes", share.bytes}, {"seconds", stats.register_seconds}},
+  log_event(LogLevel::info, first ? "batch.registered" : "batch.registered_again",
+            {{"with", session.peer_job()}, {"bytes", share.bytes}, {"seconds", first ? stats.register_seconds : again}},
             "{} tensors, {} routes, {} ranks at the other side", stats.tensors, stats.routes, made.view.peer.size());
 }
 
@@ -335,7 +337,8 @@ void BatchImpl::end_operation(const Status& status) {
   if (!operation_) return;
   enter(nullptr);
   present_.ended = std::move(operation_);
-  if (status.ok()) figures_.count_transfer();
+  // A version that is staged counts once it is committed.
+  if (status.ok() && std::string_view(present_.name) != kStageName) figures_.count_transfer();
   const std::shared_ptr<Operation> operation = present_.ended;  // finish() may release the batch
   const Progress progress = sample();
   observe_end(operation->version(), status, progress);

@@ -25,6 +25,7 @@
 
 namespace tessera::bus {
 
+inline constexpr const char* kStageName = "stage";
 inline constexpr const char* kCommitName = "commit";  // an operation; in other operations, a phase
 
 // What is registered, and the settings for it. `keep_alive` holds the bus and the pair.

@@ -42,10 +42,10 @@ class DaemonBus final : public BusClient, public std::enable_shared_from_this<Da
   AgentSession& session() { return session_; }
   void mention_lending(uint64_t bytes) {
     if (mentioned_.exchange(true)) return;
-    log().info(
-        "{}: tensors in private memory ({} bytes) go through streams that this process serves; those that "
-        "SharedHeap allocates are moved by its agent",
-        session_.identity().name(), bytes);
+    log_event(LogLevel::info, "memory.lent", {{"bytes", bytes}},
+              "{}: tensors in private memory ({} bytes) go through streams that this process serves; those that "
+              "SharedHeap allocates are moved by its agent",
+              session_.identity().name(), bytes);
   }
 
  private:
@@ -151,7 +151,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     try {
       close();
     } catch (const std::exception& error) {
-      log().info("{}: closing it: {}", describe(), error.what());
+      log_event(LogLevel::info, "close.failed", {}, "{}: closing it: {}", describe(), error.what());
     }
   }
 
@@ -225,7 +225,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     try {
       number(AgentMessage::kCloseBatch, 0, kCopying);
     } catch (const Error& error) {
-      log().info("{}: closing it: {}", describe(), error.what());
+      log_event(LogLevel::info, "close.failed", {}, "{}: closing it: {}", describe(), error.what());
     }
     const MutexLock lock(mutex_);
     if (current_ && !current_->wait_for(kAnswerGrace, {})) {
@@ -315,7 +315,7 @@ class DaemonPair final : public PairClient, public std::enable_shared_from_this<
       session().call<Number>(AgentMessage::kClosePair, ObjectCall{.session = session().number(), .object = number_},
                              {});
     } catch (const Error& error) {
-      log().info("pair {}: closing it: {}", name(), error.what());
+      log_event(LogLevel::info, "close.failed", {{"pair", name()}}, "pair {}: closing it: {}", name(), error.what());
     }
   }
 

@@ -60,7 +60,7 @@ AgentSession::~AgentSession() {
     tell(AgentMessage::kClose);
     wait_answer(socket_.get(), reader_, AgentMessage::kClosed, Deadline::after(kAnswerGrace));
   } catch (const Error& error) {
-    log().info("{}: closing: {}", agent_name_, error.what());
+    log_event(LogLevel::info, "close.failed", {}, "{}: closing: {}", agent_name_, error.what());
   }
 }
 
@@ -145,7 +145,7 @@ void AgentSession::tell(AgentMessage type) noexcept {
     writer.push(static_cast<uint16_t>(type), {});
     writer.flush(socket_.get(), Deadline::after(seconds(1)));
   } catch (const Error& error) {
-    log().info("{}: {}", agent_name_, error.what());
+    log_event(LogLevel::info, "agent.untold", {}, "{}: {}", agent_name_, error.what());
   }
 }
 

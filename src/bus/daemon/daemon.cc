@@ -93,8 +93,8 @@ class Daemon::Impl {
         fail(ErrorCode::kAlreadyExists, "{} has an agent here already, which listens at {}"_message, name_, other);
     listener_->start([this](UniqueFd caller) { accept(std::move(caller)); },
                      [this](const Error& why) {
-                       log_event(LogLevel::warn, "connection.refused", {},
-                                 "agent of {}: a connection is refused: {}"_message, name_, why.what());
+                       log_limited_event(LogLevel::warn, "connection.refused", {},
+                                         "agent of {}: a connection is refused: {}"_message, name_, why.what());
                      });
     leaving_.start();
     loop_.start();
@@ -137,9 +137,9 @@ class Daemon::Impl {
     if (!connection || is_sessions(connection)) return;
     const auto it = connections_.find(connection->socket.get());
     if (it == connections_.end() || it->second != connection) return;
-    log_event(LogLevel::warn, "connection.closed", {},
-              "agent of {}: a connection is closed: no complete request has come over it for {} s"_message, name_,
-              to_seconds(kRequestTimeout));
+    log_limited_event(LogLevel::warn, "connection.closed", {},
+                      "agent of {}: a connection is closed: no complete request has come over it for {} s"_message,
+                      name_, to_seconds(kRequestTimeout));
     drop(connection->socket.get());
   }
 
@@ -149,8 +149,9 @@ class Daemon::Impl {
       return is_sessions(entry.second) ? UINT64_MAX : entry.second->number;
     };
     const auto oldest = std::ranges::min_element(connections_, {}, order);
-    log_event(LogLevel::warn, "connection.closed", {},
-              "agent of {}: a connection is closed: more than {} sent no request"_message, name_, kMaxConnections);
+    log_limited_event(LogLevel::warn, "connection.closed", {},
+                      "agent of {}: a connection is closed: more than {} sent no request"_message, name_,
+                      kMaxConnections);
     drop(oldest->first);
   }
 
@@ -170,10 +171,12 @@ class Daemon::Impl {
       while (connections_.contains(connection->socket.get()) && connection->reader.next(frame))
         handle(connection, std::exchange(frame, {}));
       if (open) return;
-      if (is_sessions(connection)) log().info("agent of {}: {} has closed its connection", name_, session_->name());
+      if (is_sessions(connection))
+        log_event(LogLevel::info, "worker.gone", {}, "agent of {}: {} has closed its connection", name_,
+                  session_->name());
     } catch (const Error& error) {
-      log_event(LogLevel::warn, "connection.closed", {}, "agent of {}: a connection is closed: {}"_message, name_,
-                error.what());
+      log_limited_event(LogLevel::warn, "connection.closed", {}, "agent of {}: a connection is closed: {}"_message,
+                        name_, error.what());
       connection->answer(CallFailed{.status = Status(error.code(), error.what())});
     }
     drop(connection->socket.get());
@@ -253,7 +256,7 @@ class Daemon::Impl {
     const UniqueFd& pidfd = pidfd_ = open_pidfd(session_->worker());
     if (pidfd)
       loop_.add_fd(pidfd.get(), EPOLLIN, [this](uint32_t) {
-        log().info("agent of {}: {} has died", name_, session_->name());
+        log_event(LogLevel::info, "worker.gone", {}, "agent of {}: {} has died", name_, session_->name());
         drop(session_->connection()->socket.get());
         leave(true);
       });
@@ -289,8 +292,8 @@ class Daemon::Impl {
         session->end(vanished);
         session->connection()->answer(AgentMessage::kClosed);
       } catch (...) {
-        log().error("agent of {}: {}: ending its session: {}"_message, name_, session->name(),
-                    status_of_current_exception().message());
+        log_event(LogLevel::err, "session.unended", {}, "agent of {}: {}: ending its session: {}"_message, name_,
+                  session->name(), status_of_current_exception().message());
       }
       const MutexLock lock(mutex_);
       if (current_ == session) current_.reset();

@@ -31,7 +31,7 @@ void cancel(Operation& operation) {
   try {
     operation.cancel();
   } catch (const Error& error) {
-    log().info("agent: {}", error.what());
+    log_event(LogLevel::info, "cancel.failed", {}, "agent: {}", error.what());
   }
 }
 void close(BatchImpl& batch, const Status& why = {}) {
@@ -71,7 +71,7 @@ bool WorkerConnection::answer(AgentMessage type, std::span<const std::byte> payl
     writer.flush(socket.get(), Deadline::after(kAnswerTimeout));
     return true;
   } catch (const Error& error) {
-    log().info("agent: an answer cannot be given: {}", error.what());
+    log_event(LogLevel::info, "answer.failed", {}, "agent: an answer cannot be given: {}", error.what());
     return false;
   }
 }
@@ -176,7 +176,7 @@ void WorkerSession::end(bool vanished) {
     const MutexLock lock(mutex_);
     // Everything that waits has been told to stop.
     if (!idle_.wait_until(mutex_, Deadline::after(kLongestCall), [this]() REQUIRES(mutex_) { return serving_ == 0; }))
-      log().error("{}: {} calls do not end"_message, name(), serving_);
+      log_event(LogLevel::err, "calls.unended", {}, "{}: {} calls do not end"_message, name(), serving_);
     batches = std::exchange(batches_, {});
     for (const auto& [id, operation] : operations_)
       if (operation) operations.push_back(operation);
@@ -187,7 +187,8 @@ void WorkerSession::end(bool vanished) {
     {
       const MutexLock lock(mutex_);
       if (!hastened_ && !operation->done())
-        log().info("{} is gone; its send of version {} goes on", name(), operation->version());
+        log_event(LogLevel::info, "worker.gone", {{"version", operation->version()}},
+                  "{} is gone; its send of version {} goes on", name(), operation->version());
     }
     if (hastened()) cancel(*operation);
     operation->wait_for(std::chrono::hours(1), {});  // each ends at its own deadline

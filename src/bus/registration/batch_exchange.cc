@@ -69,7 +69,10 @@ BatchExchange::History BatchExchange::History::next() const {
 
 void BatchExchange::begin() {
   const MutexLock lock(mutex_);
-  if (history_.over) history_ = history_.next();
+  if (history_.over) {
+    history_ = history_.next();
+    began_ = Clock::steady().now();
+  }
   history_.failed = false;
   history_.gone = false;
 }
@@ -272,8 +275,12 @@ void BatchExchange::forget_asking(Duration timeout) {
 
 Agreement BatchExchange::exchange(const PairView& view, const BatchOffer& own, const CallLimits& limits) {
   while (true) {
-    if (std::optional<Agreement> agreement = try_exchange(view, own, limits)) return *std::move(agreement);
+    std::optional<Agreement> agreement = try_exchange(view, own, limits);
     const MutexLock lock(mutex_);
+    if (agreement) {
+      agreement->began = began_;
+      return *std::move(agreement);
+    }
     ++history_.attempt;  // records read so far stay valid
   }
 }
@@ -439,7 +446,8 @@ Status BatchExchange::given_up(const PairView& view, const Agreement& agreement)
     for (const auto& [key, item] : store_.range(records_, kStorePiece).items)
       look(members, key, item, [](const std::string&) {}, hear);
   } catch (const Error& error) {
-    log().info("{}: it is unknown why a rank has gone: {}", describe(), error.what());
+    log_event(LogLevel::info, "rank.unexplained", {{"pair", pair_}, {"batch", batch_}},
+              "{}: it is unknown why a rank has gone: {}", describe(), error.what());
   }
   return why;
 }

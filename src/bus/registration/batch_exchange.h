@@ -44,6 +44,7 @@ struct Agreement {
   int64_t floor = 0;           // all receiving ranks hold versions up to this one
   // The registrations that it is built on: own ranks, then the peer's.
   std::vector<Registration> members;
+  TimePoint began = {};  // of this rank's registration
 };
 
 // Thread-safe; one registration at a time. It lives as long as the rank: an id may be reused at any time, and a new
@@ -214,6 +215,7 @@ class BatchExchange {
   const std::string records_;  // a meeting_prefix()
   mutable Mutex mutex_;
   History history_ GUARDED_BY(mutex_);
+  TimePoint began_ GUARDED_BY(mutex_);  // the current attempt
 };
 
 // All exchanges of a rank, made on demand. Thread-safe.

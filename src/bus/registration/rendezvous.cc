@@ -100,7 +100,8 @@ Rendezvous::~Rendezvous() {
   try {
     store_.revoke_lease(lease_, seconds(1));
   } catch (const Error& error) {
-    log().info("{}: the store keeps this rank's keys until their lease ends: {}", identity_.name(), error.what());
+    log_event(LogLevel::info, "rank.keys_left", {{"job", identity_.job}, {"rank", identity_.rank}},
+              "{}: the store keeps this rank's keys until their lease ends: {}", identity_.name(), error.what());
   }
 }
 

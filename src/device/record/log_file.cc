@@ -307,7 +307,8 @@ LogFile::~LogFile() {
   try {
     flush();
   } catch (const Error& error) {
-    log().warn("the end of a schedule log is lost: {}"_message, error.what());
+    log_event(LogLevel::warn, "schedule_log.incomplete", {}, "the end of a schedule log is lost: {}"_message,
+              error.what());
   }
 }
 

@@ -51,8 +51,8 @@ struct Client::Watching {
     try {
       callback(update);
     } catch (...) {
-      log().error("the callback of a watch of '{}' failed: {}"_message, prefix,
-                  status_of_current_exception().message());
+      log_event(LogLevel::err, "callback.failed", {}, "the callback of a watch of '{}' failed: {}"_message, prefix,
+                status_of_current_exception().message());
     }
     if (update.type != WatchUpdate::Type::kEvents) ended = true;
   }

@@ -183,7 +183,7 @@ void State::keep_if_possible(const Change& change) const {
   try {
     keep(change);
   } catch (const Error& error) {
-    log().error("a change is made without being saved: {}"_message, error.what());
+    log_event(LogLevel::err, "store.unsaved", {}, "a change is made without being saved: {}"_message, error.what());
   }
 }
 

@@ -131,7 +131,8 @@ uint64_t size_of_file(const std::string& path) {
 // Moves the log into the database file. If this fails, the log grows on.
 void fold_log(sqlite3* database) {
   if (::sqlite3_wal_checkpoint_v2(database, nullptr, SQLITE_CHECKPOINT_TRUNCATE, nullptr, nullptr) != SQLITE_OK)
-    log().warn("the log cannot be merged into its file: {}"_message, status_of(database).message());
+    log_event(LogLevel::warn, "store.log_kept", {}, "the log cannot be merged into its file: {}"_message,
+              status_of(database).message());
 }
 
 // Reports how much of a log of `bytes` was dropped: a change whose write was interrupted by a kill or a power loss.
@@ -141,8 +142,9 @@ void report_cut(sqlite3* database, uint64_t bytes) {
   const auto frame_bytes = kLogFrameBytes + static_cast<uint64_t>(number(database, "PRAGMA page_size"));
   const uint64_t sound = frames <= 0 ? 0 : kLogHeaderBytes + static_cast<uint64_t>(frames) * frame_bytes;
   if (bytes > sound)
-    log().warn("{}-wal: its last {} bytes belong to an unfinished change, and are cut"_message,
-               ::sqlite3_db_filename(database, "main"), bytes - sound);
+    log_event(LogLevel::warn, "store.log_cut", {{"bytes", bytes - sound}},
+              "{}-wal: its last {} bytes belong to an unfinished change, and are cut"_message,
+              ::sqlite3_db_filename(database, "main"), bytes - sound);
 }
 
 // Makes the tables of a new file.

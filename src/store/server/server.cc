@@ -4,6 +4,7 @@
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/metrics.h"
 #include "base/socket.h"
 #include "store/limits.h"
 #include "store/token_source.h"
@@ -65,8 +66,9 @@ void Server::refuse(const Error& why) {
     drop_greeting(why.what());
     return listener_.resume();
   }
-  log_event(LogLevel::warn, "connection.refused", {{"store", address_}}, "{}: a connection is refused: {}"_message,
-            address_, why.what());
+  Metrics::process().connections_refused.add();
+  log_limited_event(LogLevel::warn, "connection.refused", {{"store", address_}},
+                    "{}: a connection is refused: {}"_message, address_, why.what());
 }
 
 void Server::add_session(UniqueFd fd) {
@@ -190,8 +192,9 @@ void Server::on_proof(Session& session, const Frame& frame) {
 }
 
 void Server::refuse(Session& session, const Status& why) {
-  log_event(LogLevel::warn, "connection.refused", {{"store", address_}, {"peer", session.name()}}, "{}: {}", address_,
-            why.message());
+  Metrics::process().connections_refused.add();
+  log_limited_event(LogLevel::warn, "connection.refused", {{"store", address_}, {"peer", session.name()}}, "{}: {}",
+                    address_, why.message());
   send(session.id, StoreMessage::kRefused, message_bytes(ReplyHead{.status = why}));
   session.ended = true;
 }
@@ -288,8 +291,8 @@ void Server::drop(uint64_t id, const Status& why) {
   loop_.cancel_timer(session->greeting_timer);
   loop_.remove_fd(session->fd.get());
   if (!why.ok() && why.code() != ErrorCode::kPeerLost)
-    log_event(LogLevel::warn, "connection.closed", {{"store", address_}, {"peer", session->name()}},
-              "{}: closed the connection to {}: {}"_message, address_, session->name(), why.message());
+    log_limited_event(LogLevel::warn, "connection.closed", {{"store", address_}, {"peer", session->name()}},
+                      "{}: closed the connection to {}: {}"_message, address_, session->name(), why.message());
   if (session->hello) report_members();
 }
 

@@ -37,8 +37,9 @@ void Server::end_gathering() {
   if (!std::exchange(gathering_, false)) return;
   loop_.cancel_timer(gather_timer_);
   while (!awaited_.empty()) stop_awaiting(awaited_.begin()->first);
-  log().info("{}: answers from revision {} on, {} keys were published again", address_, state_.revision(),
-             state_.find_prefix("").size());
+  log_event(LogLevel::info, "store.gathered", {{"store", address_}},
+            "{}: answers from revision {} on, {} keys were published again", address_, state_.revision(),
+            state_.find_prefix("").size());
   std::vector<uint64_t> holding;
   for (const auto& [id, session] : sessions_)
     if (session->held) holding.push_back(id);
@@ -72,7 +73,8 @@ void Server::restore(const Frame& frame) {
       try {
         state_.restore(kv, gathering_);
       } catch (const Error& error) {  // its lease has gone, or the store is full
-        log().info("{}: '{}' is not taken back: {}", address_, kv.key, error.what());
+        log_event(LogLevel::info, "store.key_refused", {{"store", address_}}, "{}: '{}' is not taken back: {}",
+                  address_, kv.key, error.what());
       }
     }
   }

@@ -27,9 +27,11 @@ ConsentHolders& holders() {
 
 void give() {
   if (::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) == 0)
-    log().warn("TESSERA_ALLOW_PTRACE=any: every process of this user may read and trace this one"_message);
+    log_event(LogLevel::warn, "ptrace.allowed", {},
+              "TESSERA_ALLOW_PTRACE=any: every process of this user may read and trace this one"_message);
   else if (errno != EINVAL)  // EINVAL: no Yama, so no consent is needed
-    log().warn("TESSERA_ALLOW_PTRACE=any: prctl(PR_SET_PTRACER): {}"_message, std::strerror(errno));
+    log_event(LogLevel::warn, "ptrace.refused", {}, "TESSERA_ALLOW_PTRACE=any: prctl(PR_SET_PTRACER): {}"_message,
+              std::strerror(errno));
 }
 
 }  // namespace
