@@ -41,6 +41,7 @@ void add_agent_command(CLI::App& app, Run& run) {
   command.add_flag("--json", *json, "Print {\"address\":\"...\"} when ready");
   command.callback([options, json, &run] {
     run = [options, json](Interrupt& interrupt) {
+      Config::require_valid();
       const bus::Daemon daemon(*options);
       if (*json)
         fmt::print("{}\n", nlohmann::json{{"address", daemon.address()}}.dump());

@@ -68,6 +68,16 @@ Check kernels() {
   }
 }
 
+Check environment() {
+  try {
+    Config::require_valid();
+    require_forced_transport();
+    return {"machine", "environment", State::kGood, "no variable has a value that is none of its kind", ""};
+  } catch (const Error& error) {
+    return {"machine", "environment", State::kMissing, error.what(), "change or unset it"};
+  }
+}
+
 Check available_memory() {
   const MemoryLimits limits = read_memory_limits();
   Check check{"memory", "available", State::kGood,
@@ -138,7 +148,7 @@ std::unique_ptr<Connection> reach_self() {
   fail_internal("no transport between processes of this host");
 }
 
-Check private_memory() {
+Check private_memory() try {
   Check check{"processes", "private memory", State::kGood, "", ""};
   const std::string yama = line_of("/proc/sys/kernel/yama/ptrace_scope");
   const std::unique_ptr<Connection> peer = reach_self();
@@ -161,6 +171,8 @@ Check private_memory() {
   if (const std::string& allowed = Config::get().allow_ptrace; !allowed.empty())
     check.detail += fmt::format("; TESSERA_ALLOW_PTRACE={}", allowed);
   return check;
+} catch (const Error& error) {  // without kernels nothing can be measured
+  return {"processes", "private memory", State::kMissing, error.what(), ""};
 }
 
 // "pid 4711, trainer/3, since 2026-05-01 12:00:00 UTC: python train.py"
@@ -232,8 +244,8 @@ void clean_runtime_folder(const std::string& root) {
 }
 
 std::vector<Check> examine_machine() {
-  std::vector<Check> checks{cpus(),       kernels(),     available_memory(), shared_memory(),
-                            huge_pages(), descriptors(), death_notice(),     private_memory()};
+  std::vector<Check> checks{cpus(),       environment(), kernels(),      available_memory(), shared_memory(),
+                            huge_pages(), descriptors(), death_notice(), private_memory()};
   std::ranges::move(examine_runtime_folder(RuntimeDir::default_root()), std::back_inserter(checks));
   add_transports(checks);
   return checks;

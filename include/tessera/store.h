@@ -182,7 +182,7 @@ struct StoreOptions {
   std::stop_token stop{};
 };
 
-// "auto", "tcp://HOST:PORT", "unix:///PATH" (for tests) or "etcd://HOST:PORT" (kUnimplemented in a build without it).
+// "auto", "tcp://HOST:PORT" or "unix:///PATH". ("etcd://HOST:PORT" is reserved, and kUnimplemented.)
 // Throws kInvalidArgument for any other URL, kUnavailable if no store answers in time and kCancelled once stopped.
 //
 // A "tcp://" store and its client prove to each other that they know one token, which does not cross the wire; what

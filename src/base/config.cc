@@ -1,9 +1,16 @@
 #include "base/config.h"
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdlib>
+#include <initializer_list>
 #include <optional>
+#include <utility>
+#include <vector>
 
+#include "base/escape.h"
+#include "base/fail.h"
 #include "base/mutex.h"
 
 namespace tessera {
@@ -17,11 +24,12 @@ constexpr std::array kVariables{
                         "shows it at level info; default nowhere"},
     EnvironmentVariable{
         "TESSERA_TRACE", "",
-        "file for a trace of this process, for Perfetto; %p in the name stands for the process id; default none"},
-    EnvironmentVariable{"TESSERA_STORE", "auto", "the store's URL: auto, tcp://HOST:PORT or etcd://HOST:PORT"},
+        "file for a trace of this process, for Perfetto; %p in the name stands for the process id; default none", false,
+        true},
+    EnvironmentVariable{"TESSERA_STORE", "auto", "the store's URL: auto, tcp://HOST:PORT or unix:///PATH"},
     EnvironmentVariable{"TESSERA_TOKEN", "",
                         "token of a tcp:// store, for clients of other users, in containers or on other hosts", true},
-    EnvironmentVariable{"TESSERA_TOKEN_FILE", "", "a file that holds the token instead"},
+    EnvironmentVariable{"TESSERA_TOKEN_FILE", "", "a file that holds the token instead", false, true},
     EnvironmentVariable{
         "TESSERA_AGENT", "embedded",
         "who moves the data of a rank: embedded (its own threads) or daemon (the `tessera agent` of that rank)"},
@@ -35,7 +43,8 @@ constexpr std::array kVariables{
     EnvironmentVariable{"TORCHELASTIC_RESTART_COUNT", "",
                         "set by torchrun: a job that it restarts takes the place of its earlier self"},
     EnvironmentVariable{"TESSERA_RUNTIME_DIR", "",
-                        "folder for sockets and locks; default $XDG_RUNTIME_DIR/tessera, else /tmp/tessera-UID"},
+                        "folder for sockets and locks; default $XDG_RUNTIME_DIR/tessera, else /tmp/tessera-UID", false,
+                        true},
     EnvironmentVariable{
         "XDG_RUNTIME_DIR", "",
         "folder of the login session, set by the system; the default of TESSERA_RUNTIME_DIR lies in it"},
@@ -52,18 +61,27 @@ constexpr std::array kVariables{
                         "while a bus is open, so that private memory needs no stream; default no"},
     EnvironmentVariable{"TESSERA_ETP_CHECK", "",
                         "1: sharded weights are checked for writes outside of updates, and released buffers are "
-                        "filled with NaN; default no"},
+                        "filled with NaN; default 0, no"},
     EnvironmentVariable{
         "TESSERA_ETP_LOG", "",
         "file that the schedule of sharded weights is recorded in, for tessera etp check and trace; {rank} "
-        "and {group} in it are replaced; default none"},
+        "and {group} in it are replaced; default none",
+        false, true},
 };
+
+// The value with ~ or a leading ~/ replaced, if there is a home folder.
+std::string expand_home(std::string path) {
+  const char* const home = std::getenv("HOME");
+  if (home == nullptr || *home == '\0' || (path != "~" && !path.starts_with("~/"))) return path;
+  return home + path.substr(1);
+}
 
 std::string value_of(std::string_view name) {
   for (const EnvironmentVariable& variable : kVariables) {
     if (variable.name != name) continue;
     const char* set = std::getenv(std::string(name).c_str());
-    return set != nullptr && *set != '\0' ? std::string(set) : std::string(variable.default_value);
+    std::string value(set != nullptr && *set != '\0' ? std::string_view(set) : variable.default_value);
+    return variable.path ? expand_home(std::move(value)) : value;
   }
   return {};
 }
@@ -107,6 +125,46 @@ const Config& Config::get() {
   const MutexLock lock(config_mutex);
   if (!config) config.emplace(read_environment());
   return *config;
+}
+
+namespace {
+
+void require_one_of(std::string_view name, const std::string& value, std::initializer_list<std::string_view> values) {
+  if (std::ranges::find(values, std::string_view(value)) != values.end()) return;
+  std::vector<std::string_view> shown;
+  for (const std::string_view choice : values)
+    if (!choice.empty()) shown.push_back(choice);
+  fail(ErrorCode::kInvalidArgument, "{} is {}, not {}: change or unset it"_message, name, in_quotes(value),
+       fmt::join(shown, ", "));
+}
+
+void require_path(std::string_view name, const std::string& value) {
+  if (value.starts_with('~'))
+    fail(ErrorCode::kInvalidArgument,
+         "{} is {}: only ~/ stands for a home folder, and only if HOME is set: write it out"_message, name,
+         in_quotes(value));
+}
+
+}  // namespace
+
+void Config::require_valid() {
+  const Config& config = get();
+  require_one_of("TESSERA_LOG", config.log_level, {"trace", "debug", "info", "warn", "error", "off"});
+  require_one_of("TESSERA_LOG_FORMAT", config.log_format, {"text", "logfmt", "json"});
+  require_one_of("TESSERA_FORCE_PULL", config.force_pull, {"", "readv", "stream"});
+  require_one_of("TESSERA_ALLOW_PTRACE", config.allow_ptrace, {"", "any"});
+  require_one_of("TESSERA_ETP_CHECK", config.etp_check, {"", "0", "1"});
+  require_path("TESSERA_RUNTIME_DIR", config.runtime_dir);
+  require_path("TESSERA_TRACE", config.trace);
+  require_path("TESSERA_TOKEN_FILE", config.token_file);
+  require_path("TESSERA_ETP_LOG", config.etp_log);
+  const std::string restarts = value_of("TORCHELASTIC_RESTART_COUNT");
+  uint32_t count = 0;
+  const char* const end = restarts.data() + restarts.size();
+  const auto [stop, error] = std::from_chars(restarts.data(), end, count);
+  if (!restarts.empty() && (error != std::errc() || stop != end))
+    fail(ErrorCode::kInvalidArgument, "TORCHELASTIC_RESTART_COUNT is {}, not a number from 0 up"_message,
+         in_quotes(restarts));
 }
 
 void Config::forget() {

@@ -12,6 +12,7 @@ struct EnvironmentVariable {
   std::string_view default_value;
   std::string_view meaning;
   bool secret = false;  // never print its value
+  bool path = false;    // a leading ~/ stands for the home folder, as in a shell
 };
 
 // The table behind Config, for `tessera doctor` and the documentation.
@@ -38,6 +39,9 @@ struct Config {
   std::string etp_log;          // TESSERA_ETP_LOG
 
   static const Config& get();
+  // Throws Error(kInvalidArgument), which names variable and value, if one has a value that is none of its kind. Those
+  // that an option replaces (TESSERA_STORE, ...) and those of launchers are checked where they are used. Thread-safe.
+  static void require_valid();
   // For tests: the next get() reads the environment again. REQUIRES: no result of get() is in use
   static void forget();
 };

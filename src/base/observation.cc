@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include "base/config.h"
+#include "base/escape.h"
+#include "base/fail.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "tessera/error.h"
@@ -28,19 +30,28 @@ std::shared_ptr<Observation> Observation::start(const std::string& metrics, cons
   const MutexLock lock(now.mutex);
   if (now.owner == ::getpid())
     if (std::shared_ptr<Observation> observation = now.observation.lock()) return observation;
+  Config::require_valid();
   const Config& config = Config::get();
   const std::shared_ptr<Observation> made(new Observation);
+  HostPort asked;  // by the environment
+  if (metrics.empty() && !config.metrics.empty()) {
+    try {
+      asked = parse_metrics_address(config.metrics);
+    } catch (const Error& error) {
+      fail(ErrorCode::kInvalidArgument, "TESSERA_METRICS is {}: {}"_message, in_quotes(config.metrics), error.what());
+    }
+  }
   const auto try_to = [](const char* variable, const auto& task) {
     try {
       task();
     } catch (const Error& error) {
-      log().warn("{}: {}", variable, error.what());
+      log_event(LogLevel::warn, "observation.failed", {{"variable", variable}}, "{}: {}", variable, error.what());
     }
   };
   if (!metrics.empty())
-    made->serve(metrics);
+    made->serve(parse_metrics_address(metrics));
   else if (!config.metrics.empty())
-    try_to("TESSERA_METRICS", [&] { made->serve(config.metrics); });
+    try_to("TESSERA_METRICS", [&] { made->serve(asked); });
   if (!trace.empty())
     made->write(trace);
   else if (!config.trace.empty())
@@ -50,12 +61,13 @@ std::shared_ptr<Observation> Observation::start(const std::string& metrics, cons
   return made;
 }
 
-void Observation::serve(const std::string& address) {
-  metrics_ = std::make_unique<MetricsServer>(parse_metrics_address(address));
+void Observation::serve(const HostPort& address) {
+  metrics_ = std::make_unique<MetricsServer>(address);
   const std::string url = metrics_->url();
   log_event(LogLevel::info, "metrics.served", {{"url", url}});
   if (metrics_->on_all_interfaces())
-    log().warn(
+    log_event(
+        LogLevel::warn, "metrics.exposed", {{"url", url}},
         "{}: metrics are served on all interfaces of this host, to everyone who can reach it: give one of its addresses instead, such as 127.0.0.1:PORT"_message,
         url);
 }

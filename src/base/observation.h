@@ -16,14 +16,15 @@ class Observation {
  public:
   // Returns the process's instance, or makes one. Throws Error if `metrics` (an address) or `trace` (a file) cannot be
   // used. If it is the environment that asks for them, a warning is logged instead: a library without metrics still
-  // works. In a file's name %p stands for the process id. Thread-safe.
+  // works; but a text that is no address is an error, which names the variable. In a file's name %p stands for the
+  // process id. Thread-safe.
   static std::shared_ptr<Observation> start(const std::string& metrics = {}, const std::string& trace = {});
 
   std::string metrics_url() const { return metrics_ ? metrics_->url() : std::string(); }
 
  private:
   Observation() = default;
-  void serve(const std::string& address);
+  void serve(const HostPort& address);
   void write(std::string file);
 
   std::unique_ptr<MetricsServer> metrics_;

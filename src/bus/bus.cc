@@ -9,6 +9,8 @@
 #include "bus/daemon/client.h"
 #include "bus/embedded.h"
 #include "bus/registration/records.h"
+#include "codec/simd/kernel.h"
+#include "transport/transport.h"
 
 namespace tessera {
 
@@ -21,21 +23,26 @@ DigestMode DigestMode::parse(std::string_view text) {
 namespace bus {
 
 BusOptions complete(BusOptions options) {
+  Config::require_valid();
+  (void)active_kernel();  // refuses TESSERA_FORCE_KERNEL here, not on a thread
+  require_forced_transport();
   const Config& config = Config::get();
   if (options.store.empty()) options.store = config.store;
-  if (options.name_space.empty()) options.name_space = config.name_space;
   check_name("job", options.job);
-  check_name("namespace", options.name_space);
+  check_name(options.name_space.empty() ? "TESSERA_NAMESPACE" : "namespace",
+             options.name_space.empty() ? config.name_space : options.name_space);
+  if (options.name_space.empty()) options.name_space = config.name_space;
   if (options.world < 1 || options.world > kMaxWorld)
     fail(ErrorCode::kInvalidArgument, "world {}: at least 1 and at most {} are possible"_message, options.world,
          kMaxWorld);
   if (options.rank < 0 || options.rank >= options.world)
     fail(ErrorCode::kInvalidArgument, "rank {}: a job of world {} has ranks 0 to {}"_message, options.rank,
          options.world, options.world - 1);
-  if (options.agent.empty()) options.agent = config.agent.empty() ? kEmbeddedAgent : config.agent;
+  const std::string_view agent_source = options.agent.empty() ? "TESSERA_AGENT" : "agent";
+  if (options.agent.empty()) options.agent = config.agent;
   if (options.agent != kEmbeddedAgent && options.agent != kDaemonAgent)
-    fail(ErrorCode::kInvalidArgument, "agent {}: {} or {} are possible"_message, options.agent, kEmbeddedAgent,
-         kDaemonAgent);
+    fail(ErrorCode::kInvalidArgument, "{} {}: {} or {} are possible"_message, agent_source, in_quotes(options.agent),
+         kEmbeddedAgent, kDaemonAgent);
   if (options.threads < 0 || options.threads > 1024)
     fail(ErrorCode::kInvalidArgument, "threads {}: 0 (choose) to 1024 are possible"_message, options.threads);
   return options;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <random>
 
+#include "base/config.h"
 #include "base/fail.h"
 #include "collective/conditions.h"
 #include "collective/group_impl.h"
@@ -174,6 +175,7 @@ void Group::Impl::await_all(RankState state, const Deadline& deadline) {
 }
 
 std::shared_ptr<Group> Group::form(const Exchange& exchange, const GroupOptions& options) {
+  Config::require_valid();
   auto impl = std::make_unique<Impl>(options);
   const std::vector<std::byte> blob = message_bytes(impl->prepare());
   impl->meet(exchange({reinterpret_cast<const char*>(blob.data()), blob.size()}));

@@ -56,6 +56,7 @@ std::unique_ptr<ScheduleLog> log_of(const RuntimeOptions& options, collective::G
 RuntimeOptions resolved(RuntimeOptions options, int ranks) {
   if (options.prefetch == PrefetchMode::kAuto)
     options.prefetch = usable_cpus() / ranks >= 2 ? PrefetchMode::kOn : PrefetchMode::kOff;
+  Config::require_valid();
   if (!options.check) options.check = Config::get().etp_check == "1";
   if (!options.schedule_log) options.schedule_log = Config::get().etp_log;
   for (const auto& rate : {options.gather_bytes_per_second, options.reduce_bytes_per_second})

@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/config.h"
+#include "base/escape.h"
 #include "base/fail.h"
 #include "base/file_lock.h"
 #include "base/runtime_dir.h"
@@ -135,17 +137,31 @@ constexpr Scheme kSchemes[] = {
     {"etcd://", true, open_etcd},
 };
 
+void require_address(std::string_view url, std::string_view address) {
+  try {
+    (void)parse_host_port(address);
+  } catch (const Error& error) {
+    fail(error.code(), "{}{}"_message,
+         url == Config::get().store ? fmt::format("TESSERA_STORE {}: ", in_quotes(url)) : "", error.what());
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Store> open_store(std::string_view url, const StoreOptions& options) {
+  Config::require_valid();
   for (const Scheme& scheme : kSchemes)
-    if (scheme.rest ? url.starts_with(scheme.name) : url == scheme.name)
-      return scheme.open(url, url.substr(scheme.name.size()), options);
-  fail(ErrorCode::kInvalidArgument,
-       "store '{}': a store is auto, tcp://HOST:PORT, unix:///PATH or etcd://HOST:PORT"_message, url);
+    if (scheme.rest ? url.starts_with(scheme.name) : url == scheme.name) {
+      const std::string_view address = url.substr(scheme.name.size());
+      if (scheme.name == kTcp) require_address(url, address);
+      return scheme.open(url, address, options);
+    }
+  fail(ErrorCode::kInvalidArgument, "store '{}': a store is auto, tcp://HOST:PORT or unix:///PATH{}"_message, url,
+       url == Config::get().store ? " (TESSERA_STORE)" : "");
 }
 
 std::unique_ptr<StoreServer> serve_store(std::string_view url, const ServeOptions& options) {
+  Config::require_valid();
   if (url.starts_with(kUnix)) return std::make_unique<UnixServer>(std::string(url.substr(kUnix.size())), options);
   if (url.find("://") != std::string_view::npos && !url.starts_with(kTcp))
     fail(ErrorCode::kInvalidArgument, "'{}': a store listens at tcp://HOST:PORT or unix:///PATH"_message, url);

@@ -25,7 +25,8 @@ const TransportRegistry& TransportRegistry::builtin() {
   static const TransportRegistry registry = [] {
     std::vector<const Transport*> transports{&loopback_transport(), &shm_transport(), &cuda_ipc_transport(),
                                              &ucx_transport(), &nccl_transport()};
-    if (forced_name() == testing_transport().name()) transports.push_back(&testing_transport());
+    const std::string_view forced = forced_name();
+    if (forced == testing_transport().name()) transports.push_back(&testing_transport());
     return TransportRegistry(std::move(transports));
   }();
   return registry;
@@ -80,6 +81,15 @@ const Transport& TransportRegistry::best(const Endpoint& src, const Endpoint& ds
     lacks += fmt::format("; {}: {}", transport->name(), transport->capability().detail);
   fail(ErrorCode::kUnimplemented, "no transport from {} ({}, {} memory) to {} ({}, {} memory){}"_message, src.name,
        src.process.to_string(), to_string(src.device), dst.name, dst.process.to_string(), to_string(dst.device), lacks);
+}
+
+void require_forced_transport() {
+  if (forced_name().empty() || TransportRegistry::builtin().find(forced_name()) != nullptr) return;
+  std::vector<std::string_view> names;
+  for (const Transport* transport : TransportRegistry::builtin().transports()) names.push_back(transport->name());
+  fail(ErrorCode::kInvalidArgument,
+       "TESSERA_FORCE_TRANSPORT is {}, which is no transport: unset it, or give one of {}"_message,
+       in_quotes(Config::get().force_transport), fmt::join(names, ", "));
 }
 
 std::optional<Access> forced_access() {

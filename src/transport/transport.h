@@ -89,6 +89,9 @@ class TransportRegistry {
   std::vector<const Transport*> transports_;
 };
 
+// Throws Error(kInvalidArgument) if TESSERA_FORCE_TRANSPORT names no transport.
+void require_forced_transport();
+
 // The value of TESSERA_FORCE_PULL: kGet or kStream, for memory that can be read both ways. Throws
 // Error(kInvalidArgument) for an unknown value.
 std::optional<Access> forced_access();

@@ -56,7 +56,7 @@ class Agents(CommandTest):
                              "TESSERA_RUNTIME_DIR")
 
     def test_an_agent_that_is_neither_is_an_error(self):
-        self.assert_one_line(self.finish(self.sender(0, 1, ".*=1:R", None, "--agent", "other")), 2, "agent other", "embedded", "daemon")
+        self.assert_one_line(self.finish(self.sender(0, 1, ".*=1:R", None, "--agent", "other")), 2, 'agent "other"', "embedded", "daemon")
 
     def test_metrics_and_trace_of_an_agent_are_those_of_its_workers_transfers(self):
         trace = self.path / "agent.json"

@@ -270,7 +270,8 @@ def _over_store(url: str, rank: int | None, size: int | None, name: str, timeout
         raise InvalidArgumentError(f"rank {rank} of {size}: ranks go from 0 to size - 1")
     # A launcher that restarts ranks gives them another life, which must not meet the keys of the last one.
     life = "-".join(os.environ.get(each, "") for each in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
-    namespace = os.environ.get("TESSERA_NAMESPACE", "default")
+    namespace = os.environ.get("TESSERA_NAMESPACE") or "default"
+    _core.check_name("TESSERA_NAMESPACE", namespace)
     key = f"{namespace}/etp/{name}/{life}"
     return Group(_core.ShardGroup.over_store(url, key, rank, size, name, timeout), name, timeout, rank)
 
@@ -278,9 +279,9 @@ def _over_store(url: str, rank: int | None, size: int | None, name: str, timeout
 def _placed(what: str, value: int | None, variable: str, lowest: int) -> int:
     if value is None:
         given = os.environ.get(variable, "")
-        if not given.isdigit():
+        if not (given.isascii() and given.isdigit() and len(given) < 20):
             raise InvalidArgumentError(f"{what} is not given, and {variable} is {given!r}: give {what}=")
-        value = int(given)
+        return whole(f"{what}, from {variable},", int(given), lowest, _MAX_RANKS)
     return whole(what, value, lowest, _MAX_RANKS)
 
 

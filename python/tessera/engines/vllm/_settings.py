@@ -20,7 +20,7 @@ def copies_always() -> bool:
 
 
 def _flag(name: str) -> bool:
-    value = os.environ.get(name, "0")
+    value = os.environ.get(name) or "0"
     if value not in ("0", "1"):
-        raise InvalidArgumentError(f"{name}={value}: give 0 or 1")
+        raise InvalidArgumentError(f"{name} is {value!r}: give 0 or 1")
     return value == "1"
