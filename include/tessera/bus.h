@@ -31,6 +31,7 @@
 
 namespace tessera {
 
+// How long a call waits. A call has one deadline, which all its waits share; every wait has one.
 using Timeout = std::chrono::nanoseconds;
 inline constexpr Timeout kRendezvousTimeout = std::chrono::seconds(300);
 inline constexpr Timeout kTransferTimeout = std::chrono::seconds(30);
@@ -87,7 +88,7 @@ struct PairOptions {
   // them is waited for: pair() returns once all ranks of this job are there, offer() once this rank can send. A job of
   // the list may come, go, be killed and come back at any time. All ranks of this job name the same jobs.
   std::vector<std::string> peers = {};
-  Timeout timeout = kRendezvousTimeout;  // until all ranks of both sides are there; with `peers`, of this job
+  Timeout timeout = kRendezvousTimeout;  // until all ranks of both jobs are there; with `peers`, of this job
   Layout layout = {};                    // of tensors without one; default: replicated over all ranks of the job
 };
 
@@ -203,7 +204,7 @@ struct BatchStats {
   int64_t bytes_moved = 0;        // whole batch, all ranks, one transfer; as planned, each tied tensor counted
   int64_t bytes_lower_bound = 0;  // the same
   int64_t rank_bytes = 0;         // this rank's share
-  int64_t transfers = 0;          // completed
+  int64_t transfers = 0;          // versions that were sent or taken; one that is staged counts at its commit
   int64_t sessions = 0;           // how often the batch was matched with another job and planned; 1 at first
   int64_t snapshot_bytes = 0;     // of a staged batch: memory of its copies, whatever the number of jobs
   double register_seconds = 0;
@@ -374,7 +375,8 @@ class Pair {
   // that know the same processes; a rank that is started again gets another one.
   uint64_t membership() const;
 
-  // Sender: registers `tensors` under `batch_id`; blocks until the receiving side has registered it too.
+  // Sender: registers `tensors` under `batch_id`; blocks until all ranks of both jobs have registered it and are
+  // connected (with PairOptions::peers: until this rank can send), at most `timeout`.
   Batch offer(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout = kRendezvousTimeout,
               const BatchOptions& options = {});
   // Receiver: the same. Its tensors may be a subset of those offered; a name that is not offered is an error.

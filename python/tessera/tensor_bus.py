@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import reprlib
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from . import _core
 from ._arguments import elements, optional_text, seconds, text, whole
-from ._bus.attachment import Direction, Mode, Share
+from ._bus.attachment import Direction, Mode, Share, left_of
 from ._bus.batch import Batch
 from ._bus.bus import join, peer_names, require_direction, require_mode, snapshots_for
 from ._bus.handle import Handle
@@ -81,7 +82,8 @@ class TensorBusClient(Closing):
             expected_world_size: Number of ranks of this job. (The other job brings its own.)
             device_mesh: For plain tensors: torch's DeviceMesh or a tessera.Mesh over this job's ranks.
             placements: One for each axis of the mesh. Without both, each rank holds all of a plain tensor.
-            timeout: Seconds to wait.
+            timeout: Seconds until the store has answered, this process has its rank, and all ranks of both jobs are
+                there (with a list of jobs: of this one).
 
         Raises:
             DeadlineExceededError: It names the ranks that are missing.
@@ -98,6 +100,7 @@ class TensorBusClient(Closing):
         with self._lock:
             if pair_name in self._pairs:
                 raise AlreadyExistsError(f"pair {pair_name}: it has been initialised already")
+            begin = time.monotonic()
             known = self._buses.get((local_name, expected_world_size))
             bus = known
             if bus is None:
@@ -111,7 +114,7 @@ class TensorBusClient(Closing):
                     timeout=timeout,
                 )
             try:
-                pair = join(bus, pair_name, peers, timeout, layout)
+                pair = join(bus, pair_name, peers, left_of(timeout, begin), layout)
             except BaseException:
                 if known is None:
                     bus.close()  # the traceback may keep it alive: releases the rank
@@ -139,7 +142,7 @@ class TensorBusClient(Closing):
             tensors: (tensor, pair_name). A tensor is a DTensor, or this rank's local tensor, laid out by its pair's
                 mesh and placements; its global shape follows from the local shapes of all ranks, which must be what
                 those placements give of some tensor.
-            timeout: Seconds to wait for the others to register.
+            timeout: Seconds until all ranks of both jobs have registered it.
             mode: "inplace" or "staged", as in Bus.register().
             wire: Format that tensors are quantised to on their way, as in Bus.register(): one for all that can be
                 quantised, or a list with one for each, None for no format.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, overload
 
 from .. import _core
 from .._errors import CancelledError, DeadlineExceededError, InvalidArgumentError, MismatchError, UnavailableError
@@ -221,6 +221,7 @@ class Attachment:
         # The core registers a batch over several pairs with the first of them in alphabetical order, under names
         # "PAIR/NAME".
         direction: Direction = "send" if sends else "recv"
+        begin = time.monotonic()
         first = self._shares[0].pair
         prefixes = [f"{share.name}/" if len(self._shares) > 1 else "" for share in self._shares]
         pairs = [share.pair for share in self._shares]
@@ -237,7 +238,7 @@ class Attachment:
             told = json.dumps([share.registration.to_gather(world, membership) for share in self._shares])
         gathered = [
             _read(rank, text, len(self._shares))
-            for rank, text in enumerate(first.all_gather(self._name, told, timeout, self._stop))
+            for rank, text in enumerate(first.all_gather(self._name, told, left_of(timeout, begin), self._stop))
         ]
         del held
         self.require_open(direction)
@@ -249,7 +250,9 @@ class Attachment:
                 if world:
                     share.registration.compare_replicas(membership)
         if not sends and any(share.registration.wants_manifest for share in self._shares):
-            offered = {entry.name: entry.shape for entry in first.manifest(self._name, timeout, self._stop)}
+            offered = {
+                entry.name: entry.shape for entry in first.manifest(self._name, left_of(timeout, begin), self._stop)
+            }
             with told_to_others(pairs, self._name):
                 for share, prefix in zip(self._shares, prefixes, strict=True):
                     mine = {
@@ -263,7 +266,7 @@ class Attachment:
             self._name,
             parts,
             sends,
-            timeout,
+            left_of(timeout, begin),
             *self._options,
             self._stop,
             self._grace,
@@ -277,6 +280,12 @@ class Attachment:
         return self.core
 
 
+@overload
+def left_of(timeout: float, begin: float) -> float: ...
+@overload
+def left_of(timeout: None, begin: float) -> None: ...
+@overload
+def left_of(timeout: float | None, begin: float) -> float | None: ...
 def left_of(timeout: float | None, begin: float) -> float | None:
     """What is left of `timeout` seconds since `begin`."""
     return None if timeout is None else max(timeout - (time.monotonic() - begin), 0.0)

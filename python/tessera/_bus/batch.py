@@ -141,7 +141,8 @@ class Batch(Closing):
             blocking: Whether to wait for the end. If not, nothing waits, and the call returns a Handle to wait for or
                 to `await`. The first send then registers in the background, and the tensors must stay unchanged until
                 the handle has ended all the same.
-            timeout: Seconds until the receivers have it. None: 30, and for registering the time-out of connect().
+            timeout: Seconds until the receivers have it; those of the first call cover the registration, too. None: 30,
+                and for registering the time-out of connect().
             progress: Whether to draw a bar, with tqdm; only for blocking sends.
 
         Raises:
@@ -174,8 +175,8 @@ class Batch(Closing):
         Args:
             min_version: The oldest version to take.
             blocking: Whether to wait for the end. If not, nothing waits: the first call registers in the background.
-            timeout: Seconds until there is such a version. None: 30, and for registering the time-out of connect().
-                Once data flows, 30 s without progress end it.
+            timeout: Seconds until there is such a version; those of the first call cover the registration. None: 30,
+                and for registering the time-out of connect(). Once data flows, 30 s without progress end it.
             progress: Whether to draw a bar, with tqdm; only if blocking.
 
         Returns:

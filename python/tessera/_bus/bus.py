@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -14,7 +15,7 @@ from .._errors import AlreadyExistsError, CancelledError, InvalidArgumentError
 from .._launch import launch
 from .._tensors.layouts import LayoutLike, as_layout
 from .._tensors.walk import Hold, require_hold
-from .attachment import Direction, Mode, Share
+from .attachment import Direction, Mode, Share, left_of
 from .batch import Batch
 from .mapping import Map
 from .refusals import told_to_others
@@ -62,7 +63,9 @@ def connect(
         rank: Rank of this process in its job. None: from TESSERA_RANK, torchrun, MPI or Slurm, else from torch's
             default process group, if there is one; else 0.
         world: Number of processes of this job. None: from TESSERA_WORLD_SIZE, and so on; else 1.
-        timeout: Seconds to wait for the others, here and when a batch is registered.
+        timeout: Seconds until the store has answered, this process has its rank, and all ranks of both jobs are there
+            (with a list of peers: of this job). The same again until a batch is registered, unless register() gives
+            another time.
         layout: Layout of plain tensors, which carry none. None: each rank that registers one holds all of it.
         agent: Who moves the data: "embedded", or "daemon", the `tessera agent` of this rank. None: TESSERA_AGENT.
         threads: Number of copy threads. 0: usable CPUs divided by the ranks of this job.
@@ -166,7 +169,9 @@ class Bus(Closing):
             missing_ok: For a receiver: leave out tensors that the sender lacks, instead of raising.
             direction: "send" or "recv": register with the other job now. Tensors need not be filled yet, so replicas
                 are not compared. None: the first transfer registers, in its direction.
-            timeout: Seconds to wait for the others to register. None: the time-out of connect().
+            timeout: Seconds until all ranks of both jobs have registered it. They count from the call that
+                registers: the first send or recv, or this one, if it is given a direction. None: the time-out of
+                connect().
             snapshots: For a staged sender: number of copies, 2 to 8, whatever the number of jobs. One is the newest; a
                 slow job that still reads an older one holds another. None: 2; with several peers 3, so that two of them
                 may be slow without delaying a send.
@@ -365,6 +370,7 @@ class Connecting:
         timeout = seconds("timeout", timeout)
         own_rank, own_world = launch(rank, world)
         default = None if layout is None else as_layout(layout)
+        begin = time.monotonic()
         core = _core.Bus(
             job=role,
             rank=own_rank,
@@ -381,7 +387,7 @@ class Connecting:
             with self._lock:
                 self._core = core
             self._require_wanted()
-            joined = join(core, pair, peer, timeout, default)
+            joined = join(core, pair, peer, left_of(timeout, begin), default)
         except BaseException:
             core.close()  # the traceback may keep it alive: releases the rank
             raise
