@@ -272,12 +272,14 @@ class PyPair {
     closed.reset();
   }
 
-  std::vector<std::string> all_gather(const std::string& id, const std::string& value, std::optional<double> timeout,
-                                      const std::stop_source* stop) {
+  nb::typed<nb::list, nb::str> all_gather(const std::string& id, const std::string& value,
+                                          std::optional<double> timeout, const std::stop_source* stop) {
     const Timeout limit = timeout_from("timeout", timeout, kRendezvousTimeout);
     std::vector<std::string> values;
     bus_->wait([&, pair = held()] { values = pair->all_gather(id, value, limit, token_of(stop)); });
-    return values;
+    nb::list texts;  // of other ranks, which may be any bytes
+    for (const std::string& text : values) texts.append(str_of(text));
+    return nb::typed<nb::list, nb::str>(texts);
   }
 
   void give_up(const std::string& id, const std::string& code, const std::string& text) {

@@ -109,7 +109,7 @@ void bind_tensor_spec(nb::module_& module) {
 
 void bind_values(nb::module_& module) {
   nb::class_<ManifestEntry>(module, "ManifestEntry", "One tensor that the sending side offers.")
-      .def_ro("name", &ManifestEntry::name)
+      .def_prop_ro("name", [](const ManifestEntry& self) { return str_of(self.name); })
       .def_prop_ro("dtype", [](const ManifestEntry& self) { return std::string(to_string(self.dtype)); })
       .def_prop_ro("shape", [](const ManifestEntry& self) { return int_tuple(self.shape); })
       .def_ro("layout", &ManifestEntry::layout)
