@@ -108,7 +108,7 @@ UNNAMED = ("src/bus/sender", "src/bus/receiver", "src/bus/session")
 
 
 def check_log_lines():
-    """A line of the log without an event, which no program can look for."""
+    """A line of the log without an event, which no program can look for, and texts that end the process."""
     for folder in ("src", "tools", "python/src"):
         for path in sorted((root / folder).rglob("*")):
             relative = path.relative_to(root)
@@ -117,6 +117,8 @@ def check_log_lines():
             for number, line in enumerate(path.read_text().splitlines(), 1):
                 if re.search(r"\blog\(\)\.(trace|debug|info|warn|error|critical)\(", line):
                     yield f"{relative}:{number}: a log line without an event: use log_event()"
+                if re.search(r"\{\w*:[^{}]*\?\}", line.split("//")[0]):
+                    yield f"{relative}:{number}: fmt's own quotes abort on bytes that are not UTF-8: use in_quotes()"
 
 
 def spans():

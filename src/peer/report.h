@@ -61,7 +61,7 @@ struct BatchReport {
   bool undecided = false;
   int64_t version = 0;    // the last one sent, or the one that is held
   int64_t newest = 0;     // the newest on offer
-  int64_t transfers = 0;  // finished ones
+  int64_t transfers = 0;  // versions sent or taken
   int64_t bytes = 0;      // total moved to or from this rank
   std::vector<Peer> peers{};
 

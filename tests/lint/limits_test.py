@@ -85,6 +85,8 @@ LIMITS = [
     ("index of several files", "100,000,000", "src/checkpoint/checkpoint_index.cc", "kMaxIndexBytes"),
     ("index of several files", "16", "src/checkpoint/checkpoint_index.cc", "kMaxDepth"),
     ("batches with a series", "64", "src/base/metrics.h", "kMostBatches"),
+    ("`tessera bench --size`", "1 MiB", "tools/bench/command.cc", "kLeastBytes"),
+    ("`tessera bench --size`", "64 GiB", "tools/bench/command.cc", "kMostBytes"),
     ("log lines of an event", "20", "src/base/log.h", "kMost"),
     ("log lines of an event", "10 s", "src/base/log.h", "kPeriod"),
 ]
@@ -92,7 +94,7 @@ LIMITS = [
 OTHERS = {
     "several hosts", "GPU memory", "etcd as the store", "encryption", "other systems", "system", "CPU", "compiler",
     "Python", "torch", "`f4` tensors", "destinations", "quantised on the way", "deltas", "size of a file",
-    "trace files of a process", "`tessera bench --size`",
+    "trace files of a process",
 }  # fmt: skip
 
 
@@ -108,7 +110,7 @@ def number_of(text):
 def value_of(file, name):
     """Returns the value of a constant, or of the first group of a pattern, in bytes or seconds."""
     source = (ROOT / file).read_text()
-    found = re.search(name if "(" in name else rf"\b{name} = ([^;,]+?);", source)
+    found = re.search(name if "(" in name else rf"\b{name} = ([^;,]+?)[;,]", source)
     assert found, f"{file} has no {name}"
     text = found[1].replace("'", "")
     text = re.sub(r"(?:std::chrono::)?(\w+)\(([\d.]+)\)", lambda m: f"({DURATIONS[m[1]]} * {m[2]})", text)

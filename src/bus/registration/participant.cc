@@ -30,8 +30,8 @@ class Participants {
 
   std::shared_ptr<Participant> take(const BusOptions& options) {
     const Key key{options.store, options.name_space, options.job, options.rank};
+    const Deadline deadline = Deadline::after(options.timeout);
     {
-      const Deadline deadline = Deadline::after(options.timeout);
       const MutexLock lock(mutex_);
       while (true) {
         const auto [it, added] = ranks_.try_emplace(key, Entry{.world = options.world, .threads = options.threads});
@@ -49,7 +49,9 @@ class Participants {
       }
     }
     try {
-      std::shared_ptr<Participant> made(std::make_unique<Participant>(options, std::nullopt).release(),
+      BusOptions now = options;
+      now.timeout = deadline.left();
+      std::shared_ptr<Participant> made(std::make_unique<Participant>(now, std::nullopt).release(),
                                         [this, key](Participant* gone) {
                                           delete gone;
                                           forget(key);
