@@ -148,16 +148,16 @@ void require_path(std::string_view name, const std::string& value) {
 }  // namespace
 
 void Config::require_valid() {
-  const Config& config = get();
-  require_one_of("TESSERA_LOG", config.log_level, {"trace", "debug", "info", "warn", "error", "off"});
-  require_one_of("TESSERA_LOG_FORMAT", config.log_format, {"text", "logfmt", "json"});
-  require_one_of("TESSERA_FORCE_PULL", config.force_pull, {"", "readv", "stream"});
-  require_one_of("TESSERA_ALLOW_PTRACE", config.allow_ptrace, {"", "any"});
-  require_one_of("TESSERA_ETP_CHECK", config.etp_check, {"", "0", "1"});
-  require_path("TESSERA_RUNTIME_DIR", config.runtime_dir);
-  require_path("TESSERA_TRACE", config.trace);
-  require_path("TESSERA_TOKEN_FILE", config.token_file);
-  require_path("TESSERA_ETP_LOG", config.etp_log);
+  const Config& values = get();
+  require_one_of("TESSERA_LOG", values.log_level, {"trace", "debug", "info", "warn", "error", "off"});
+  require_one_of("TESSERA_LOG_FORMAT", values.log_format, {"text", "logfmt", "json"});
+  require_one_of("TESSERA_FORCE_PULL", values.force_pull, {"", "readv", "stream"});
+  require_one_of("TESSERA_ALLOW_PTRACE", values.allow_ptrace, {"", "any"});
+  require_one_of("TESSERA_ETP_CHECK", values.etp_check, {"", "0", "1"});
+  require_path("TESSERA_RUNTIME_DIR", values.runtime_dir);
+  require_path("TESSERA_TRACE", values.trace);
+  require_path("TESSERA_TOKEN_FILE", values.token_file);
+  require_path("TESSERA_ETP_LOG", values.etp_log);
   const std::string restarts = value_of("TORCHELASTIC_RESTART_COUNT");
   uint32_t count = 0;
   const char* const end = restarts.data() + restarts.size();
