@@ -41,8 +41,9 @@ def layout_of(tensor: DTensor) -> _core.Layout:
     """The layout that a DTensor really has, over the ranks of its DeviceMesh.
 
     If torch shards one dim by several mesh axes in another order than left to right (`shard_order`), the layout has
-    the axes in that order. A `_StridedShard` may stand for such an order or for itself. If the two cut the tensor
-    differently, the order counts if it gives the local shape of this rank. (A batch asks all ranks.)
+    the axes in that order. A `_StridedShard` may stand for such an order or for itself. If the two give any rank other
+    rows, the order counts if it gives the local shape of this rank: it is how FSDP2 cuts, and how torch's
+    redistribute() reads. (A batch asks all ranks.)
 
     Raises InvalidArgumentError if it is not a DTensor, or has a placement that Tessera does not know.
     """
@@ -140,7 +141,8 @@ def _cut_alike_along(size: int, sizes: tuple[int, ...], factors: tuple[int, ...]
     mesh = _core.Mesh(list(sizes))
     strided = _core.Layout(mesh, [_core.StridedShard(0, factor) for factor in factors])
     nested = _in_order(mesh, [_core.Shard(0)] * len(sizes), order)
-    return all(strided.local_shape([size], rank) == nested.local_shape([size], rank) for rank in mesh.ranks)
+    # Equal local shapes would not do: pieces of 9 rows in another order have the same sizes.
+    return all(strided.owned([size], rank) == nested.owned([size], rank) for rank in mesh.ranks)
 
 
 def _fits(layout: _core.Layout, tensor: DTensor) -> bool:
