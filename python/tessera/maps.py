@@ -20,6 +20,7 @@ from typing import Any
 from . import _core
 from ._arguments import sizes, whole
 from ._bus.mapping import Mapped, Part
+from ._bus.patterns import optional as optional
 from ._errors import InvalidArgumentError, UnimplementedError
 
 MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe")

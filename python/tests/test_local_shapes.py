@@ -117,14 +117,18 @@ def test_ranks_that_have_no_reading_in_common_are_told() -> None:
         "[]",
         "[" * 100_000,
         '{"shapes": {}, "readings": {}, "replicas": {}}',
-        '{"shapes": {"w": ["2:S0", [-1, 4]]}, "readings": {}, "replicas": {}, "ties": [], "membership": 1}',
+        '{"shapes": {"w": ["2:S0", [-1, 4]]}, '
+        '"readings": {}, "replicas": {}, "ties": [], "patterns": {}, "membership": 1}',
         '{"shapes": {"w": ["2:S0", [9223372036854775808]]}, '
-        '"readings": {}, "replicas": {}, "ties": [], "membership": 1}',
-        '{"shapes": {"w": [3, [1]]}, "readings": {}, "replicas": {}, "ties": [], "membership": 1}',
-        '{"shapes": {}, "readings": {"w": 3}, "replicas": {}, "ties": [], "membership": 1}',
-        '{"shapes": {}, "readings": {}, "replicas": {"w": ["part"]}, "ties": [], "membership": 1}',
-        '{"shapes": {}, "readings": {}, "replicas": {}, "ties": [], "membership": 1.5}',
-        '{"shapes": {}, "readings": {}, "replicas": {}, "ties": [], "membership": 1e400}',
+        '"readings": {}, "replicas": {}, "ties": [], "patterns": {}, "membership": 1}',
+        '{"shapes": {"w": [3, [1]]}, "readings": {}, "replicas": {}, "ties": [], "patterns": {}, "membership": 1}',
+        '{"shapes": {}, "readings": {"w": 3}, "replicas": {}, "ties": [], "patterns": {}, "membership": 1}',
+        '{"shapes": {}, "readings": {}, "replicas": {"w": ["part"]}, "ties": [], "patterns": {}, "membership": 1}',
+        '{"shapes": {}, "readings": {}, "replicas": {}, "ties": [], "patterns": {}, "membership": 1.5}',
+        '{"shapes": {}, "readings": {}, "replicas": {}, "ties": [], "patterns": {}, "membership": 1e400}',
+        '{"shapes": {}, "readings": {}, "replicas": {}, "ties": [], "patterns": [], "membership": 1}',
+        '{"shapes": {}, "readings": {}, "replicas": {}, "ties": [], "patterns": {"wire": ["w"]}, "membership": 1}',
+        '{"shapes": {}, "readings": {}, "replicas": {}, "ties": [], "patterns": {"wire": {"w": [1]}}, "membership": 1}',
     ],
 )
 def test_what_no_rank_says_is_refused(text: str) -> None:

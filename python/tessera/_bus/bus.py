@@ -14,7 +14,7 @@ from .._closing import Closing, close_at_exit
 from .._errors import AlreadyExistsError, CancelledError, InvalidArgumentError
 from .._launch import launch
 from .._tensors.layouts import LayoutLike, as_layout
-from .._tensors.walk import Hold, require_hold
+from .._tensors.walk import Hold, other_names, require_hold
 from .attachment import Direction, Mode, Share, left_of
 from .batch import Batch
 from .mapping import Map
@@ -203,7 +203,9 @@ class Bus(Closing):
         Raises:
             InvalidArgumentError: A tensor cannot be moved; the error names it and the reason. Or there is nothing to
                 move: only= and ignore= leave nothing, or a job of one rank has none. (One rank of several may register
-                {}.)
+                {}.) Or a pattern of only=, ignore=, map= or wire= matches no name on any rank of the job: it is told
+                with the nearest names, by the first transfer if there are several ranks. Names that are left out count,
+                and `tessera.maps.optional()` marks patterns that may match nothing.
             MismatchError: The two jobs disagree; the error lists every mismatch.
         """
         _core.check_name("batch", text("batch", batch))
@@ -223,6 +225,7 @@ class Bus(Closing):
                 snapshots = snapshots_for(len(self.peers)) if snapshots is None else whole("snapshots", snapshots, 2, 8)
                 grace = None if grace is None else seconds("grace", grace)
                 timeout = self._timeout if timeout is None else seconds("timeout", timeout)
+                only, ignore = _names("only", only), _names("ignore", ignore)
                 is_wanted = _matcher("only", only)
                 is_ignored = _matcher("ignore", ignore)
                 given: dict[str, None] = {}  # names, in order
@@ -243,6 +246,10 @@ class Bus(Closing):
                 )
                 if not registration._sources:
                     self._allow_nothing(batch, given, {"only": only, "ignore": ignore, "map": map})
+                patterns = {"only": only, "ignore": ignore, "map": map, "wire": wire}
+                registration.name_patterns({**given, **dict.fromkeys(other_names(tensors))}, patterns)
+                if self.world == 1:
+                    registration.require_matches()
                 made = Batch(
                     self._require_core(),
                     batch,
@@ -441,10 +448,16 @@ def _digest_from(digest: bool | DigestName) -> bool | str:
     return choice("digest", digest, get_args(DigestName)) if isinstance(digest, str) else flag("digest", digest)
 
 
+def _names(what: str, names: Names | None) -> Names | None:
+    """The same, but for an iterable that can be read once only, which becomes a list. Raises InvalidArgumentError."""
+    if names is None or callable(names) or isinstance(names, str | list):
+        return names
+    return elements(what, names, "a regular expression, a list, or a function")
+
+
 def _matcher(what: str, names: Names | None) -> Callable[[str], bool]:
     """Returns a predicate for names. Raises InvalidArgumentError."""
     if names is None or callable(names):
         return names or (lambda name: False)
-    given = [names] if isinstance(names, str) else elements(what, names, "a regular expression, a list, or a function")
-    patterns = [pattern(what, each) for each in given]
+    patterns = [pattern(what, each) for each in ([names] if isinstance(names, str) else names)]
     return lambda name: any(each.fullmatch(name) for each in patterns)

@@ -82,6 +82,14 @@ def compile_map(given: Map | None) -> Callable[[str, Any], list[Part]]:
     raise InvalidArgumentError(f"map {given!r}: give {{local name: name, Part, [Part, ...] or None}} or a function")
 
 
+def mapped_names(given: Map | None, names: Iterable[str]) -> list[str] | None:
+    """The names on the bus of tensors that are not at hand; None if only a function knows them."""
+    if callable(given):
+        return None if list(names) else []
+    parts_of = compile_map(given)
+    return [part.name for name in names for part in parts_of(name, None)]
+
+
 def _compile_rules(rules: Mapping[str, Mapped]) -> Callable[[str, Any], list[Part]]:
     patterns = [(pattern("map: key", key), _parts(key, mapped)) for key, mapped in rules.items()]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ from .._tensors.shapes import Shape, global_shape
 from .._tensors.walk import Hold, walk
 from .._tensors.watch import Watch
 from .fused import Fused, fused_parts
-from .mapping import Local, Map, Part, Piece, compile_map
+from .mapping import Local, Map, Part, Piece, compile_map, mapped_names
+from .patterns import Reported, report, require_matches
+from .patterns import read as read_patterns
 from .replicas import Replicas, compare, digests
 from .slices import Entry, as_slices, entries, index_text
 from .wire import Wire, compile_wire
@@ -71,6 +73,7 @@ class Registration:
         self._unwatched: list[str] = []
         self._wire_of = compile_wire(wire)  # by name on the bus
         self._offered = False  # whether it is to be sent
+        self._patterns: Reported = {}
         parts_of = compile_map(names)
         taken: set[str] = set()
         own = self._own_layout()
@@ -114,12 +117,30 @@ class Registration:
     def skipped(self) -> tuple[str, ...]:
         return tuple(self._skipped)
 
+    def name_patterns(self, names: Collection[str], options: Mapping[str, Any]) -> None:
+        """Keeps the patterns of `options` (only, ignore, map, wire), which agree() compares. `names` are all local ones
+        that the user gave, also those left out."""
+        on_bus = dict.fromkeys(part.name for parts in self._parts.values() for part in parts.values())
+        left_out = [name for name in names if name not in self._sources]
+        renamed = mapped_names(options["map"], left_out)
+        self._patterns = {
+            **report("only", options["only"], names),
+            **report("ignore", options["ignore"], names),
+            **report("map", options["map"], names),
+        }
+        if renamed is not None:
+            self._patterns |= report("wire", options["wire"], on_bus, {*left_out, *renamed})
+
+    def require_matches(self) -> None:
+        """Raises InvalidArgumentError for a pattern that matches no name of this rank, of a job that has no other."""
+        require_matches([self._patterns])
+
     # --- before it is registered with the other job
 
     def to_gather(self, world: int = 0, membership: int = 0) -> str:
         """What the other ranks of the job must know: local shapes of tensors without a given global shape, how strided
-        placements are read here, which names share memory and, for a job of `world` ranks that is about to send,
-        digests of replicas. `membership` is the pair's: the job's processes that are told."""
+        placements are read here, which names share memory, which patterns match a name and, for a job of `world` ranks
+        that is about to send, digests of replicas. `membership` is the pair's: the job's processes that are told."""
         shapes = {
             name: [str(piece.location.layout), piece.location.shape]
             for name, piece in self._pieces.items()
@@ -128,15 +149,16 @@ class Registration:
         readings = {name: str(at.layout) for name, at in self._locations.items() if _may_be_read_otherwise(at)}
         replicas = digests(self._pieces, self._rank, world) if world else {}
         told = {"shapes": shapes, "readings": readings, "ties": self._ties_here(), "replicas": replicas}
-        return json.dumps({**told, "membership": membership})
+        return json.dumps({**told, "patterns": self._patterns, "membership": membership})
 
     def agree(self, gathered: Sequence[str]) -> None:
         """Determines every layout and global shape from what the job's ranks returned from to_gather(), by rank."""
         shapes: dict[tuple[str, str], dict[int, Shape]] = {}
         readings: dict[tuple[str, str], int] = {}
         self._replicas, self._gathered_ties = [], []
-        for rank, told in enumerate(gathered):
-            of_rank = _read(rank, told)
+        ranks = [_read(rank, told) for rank, told in enumerate(gathered)]
+        require_matches([of_rank.patterns for of_rank in ranks])
+        for rank, of_rank in enumerate(ranks):
             self._replicas.append(of_rank.replicas)
             self._gathered_ties += of_rank.ties
             for name, (layout, shape) in of_rank.shapes.items():
@@ -421,6 +443,7 @@ class _Gathered:
     readings: Mapping[str, str]
     ties: list[list[str]]
     replicas: Replicas
+    patterns: Reported
 
 
 def _read(rank: int, text: str) -> _Gathered:
@@ -428,7 +451,7 @@ def _read(rank: int, text: str) -> _Gathered:
     try:
         told = json.loads(text)
         shapes, readings, replicas, membership = (told[key] for key in ("shapes", "readings", "replicas", "membership"))
-        ties = told["ties"]
+        ties, patterns = told["ties"], read_patterns(told["patterns"])
         if not isinstance(membership, int):
             raise TypeError
         if not (isinstance(ties, list) and all(isinstance(names, list) for names in ties)):
@@ -444,7 +467,7 @@ def _read(rank: int, text: str) -> _Gathered:
             raise TypeError
     except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
         raise MismatchError(f"rank {rank} published what no Tessera of this release writes: {text[:200]!r}") from None
-    return _Gathered(shapes, readings, ties, Replicas(replicas, membership))
+    return _Gathered(shapes, readings, ties, Replicas(replicas, membership), patterns)
 
 
 def _spec(name: str, piece: Piece, wire: str | None, fused: Fused | None, offered: bool) -> _core.TensorSpec:

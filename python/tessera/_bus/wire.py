@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from .. import _core
 from .._arguments import pattern, text
 from .._errors import InvalidArgumentError
+from .patterns import OptionalRules
 
 # One format for all tensors that it fits; or by name on the bus, as a regular expression that matches all of it: the
 # first match counts, and None means not quantised.
@@ -43,7 +44,7 @@ def wire_by_position(given: str | Sequence[str | None] | None, count: int) -> Wi
         raise InvalidArgumentError(f"wire {given!r}: give the name of a format, or a list with one for each tensor")
     if len(given) != count:
         raise InvalidArgumentError(f"wire: {len(given)} formats for {count} tensors: give one for each, or one for all")
-    return {str(position): wire for position, wire in enumerate(given)}
+    return OptionalRules((str(position), wire) for position, wire in enumerate(given))  # each pair has some of them
 
 
 def _format(where: str, wire: Any) -> str:

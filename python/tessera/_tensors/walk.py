@@ -54,6 +54,11 @@ def walk(
         )
 
 
+def other_names(tensors: Any) -> list[str]:
+    """Names of tensors that walk() passes over, though a pattern may mean them: buffers that are not persistent."""
+    return [name for name, _ in tensors.named_buffers(remove_duplicate=False)] if is_module(tensors) else []
+
+
 def single(name: str, value: Any, hold: Hold) -> tuple[str, Source, Any]:
     """Likewise, for one tensor, or one with a layout."""
     if not (is_tensor(value) or has_layout(value)):

@@ -18,6 +18,7 @@ import torch
 import torch.distributed
 
 from ..._bus.bus import connect
+from ..._bus.patterns import optional
 from ..._errors import CancelledError, DeadlineExceededError, Error, InvalidArgumentError
 from ..._tensors.torch import torch_dtype
 from .._learn import learn_map
@@ -158,7 +159,7 @@ class Server:
             settings.batch,
             direction="recv",
             map=learned.map,
-            wire=settings.wire,
+            wire=optional(settings.wire),  # the trainer's, for names of which this rank may have none
             delta=settings.delta,
         )
         self._settings = settings

@@ -11,6 +11,7 @@ import torch
 from vllm.distributed.parallel_state import get_world_group
 
 from ..._bus.bus import Connecting
+from ..._bus.patterns import optional
 from ..._errors import Error, InvalidArgumentError
 from ..._tensors.torch import torch_dtype
 from .._learn import LearnedMap, learn_map
@@ -143,7 +144,7 @@ class Joined:
             info.batch,
             direction="recv",
             map=learned.map,
-            wire=info.wire,
+            wire=optional(info.wire),  # the trainer's, for names of which this rank may have none
             delta=info.delta,
         )
         results = {learned.key(each): torch.empty(each.shape, dtype=each.dtype) for each in learned.results}
