@@ -1,14 +1,15 @@
-"""Replicas that ranks of one job register with disjoint meshes of their own: receivers take a part from each.
+"""Replicas: parts that several ranks of one job hold. Receivers take a share of such a part from each of them.
 
-FSDP2 over tensor parallelism does so with modules that the parallel plan leaves out; so does a job whose ranks each
-register a plain tensor. Nobody but the user keeps them equal, so they are compared before the first is sent.
+Some lie in one mesh, along an axis that replicates (`Replicate`, HSDP, data parallelism of ETP); others in disjoint
+meshes, such as plain tensors that each rank registers, and modules that a parallel plan leaves out under FSDP2 over
+tensor parallelism. Nobody but the user keeps them equal, so they are compared before the first is sent.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import _core
 from .._errors import MismatchError
@@ -27,18 +28,38 @@ class Replicas(NamedTuple):
 
 
 def digests(pieces: Mapping[str, Piece], rank: int, world: int) -> dict[str, tuple[str, str]]:
-    """By name, for tensors that other meshes may hold, too: which part it is, and its digest."""
+    """By name, for tensors of which other ranks may hold the same part: which part it is, and its digest."""
     found = {}
     for name, piece in pieces.items():
-        at = piece.location
-        layout = at.layout
-        if layout is None or len(layout.mesh.ranks) >= world or not at.address:
+        layout = piece.location.layout
+        if layout is None or not piece.location.address:
             continue
-        if any(isinstance(each, _core.Partial) for each in layout.placements):
-            continue  # terms of separate sums
-        part = f"{layout.placements} {layout.mesh.shape} {layout.mesh.coordinate(rank)}"
-        found[name] = (part, _digest(at))
+        replicates = bool(_axes(layout, rank, replicated=True))
+        if (replicates or len(layout.mesh.ranks) < world) and (part := _part(layout, rank, replicates)):
+            found[name] = (part, _digest(piece.location))
     return found
+
+
+def _part(layout: _core.Layout, rank: int, replicates: bool) -> str:
+    """The place of a rank's part in the whole: equal texts are equal parts. Empty if it has no replicas."""
+    cuts = ", ".join(f"{placement} {at} of {size}" for size, placement, at in _axes(layout, rank, replicated=False))
+    if any(isinstance(placement, _core.Partial) for placement in layout.placements):
+        return f"{cuts} over {layout.mesh.ranks}" if replicates else ""  # other meshes have terms of separate sums
+    return cuts or "all"
+
+
+def _axes(layout: _core.Layout, rank: int, *, replicated: bool) -> list[tuple[int, Any, int]]:
+    """(size, placement, coordinate of the rank) of the axes of its mesh that replicate, or of those that do not. An
+    axis of size 1 does neither, unless it has terms of a sum."""
+    coordinate = layout.mesh.coordinate(rank)
+    if coordinate is None:
+        return []
+    axes = zip(layout.mesh.shape, layout.placements, coordinate, strict=True)
+    return [
+        (size, placement, at)
+        for size, placement, at in axes
+        if isinstance(placement, _core.Replicate) == replicated and (size > 1 or isinstance(placement, _core.Partial))
+    ]
 
 
 def _digest(at: Location) -> str:
@@ -62,9 +83,9 @@ def compare(told: Sequence[Digests]) -> None:
     shown = [f"{name} ({_listed(found)})" for name, found in list(differing.items())[:SHOWN]]
     more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
     raise MismatchError(
-        f"replicas of {len(differing)} tensors differ: {', '.join(shown)}{more}. Each of these ranks registers them as "
-        "a whole tensor, and receivers would take parts from each: make them equal before the first send, or leave "
-        "them out (ignore=)"
+        f"replicas of {len(differing)} tensors differ: {', '.join(shown)}{more}. These ranks register the same "
+        "part of a tensor, of which receivers would take a share from each: make them equal before the first send, or "
+        "leave them out (ignore=)"
     )
 
 

@@ -102,7 +102,7 @@ def test_a_pattern_that_matches_on_one_rank_is_taken() -> None:
 @pytest.mark.parametrize("receives", [False, True])
 def test_one_that_matches_on_none_is_refused_on_all(receives: bool) -> None:
     """With the nearest names of all ranks; rank 2 gives the pattern, too, and has no names."""
-    told = threading.Barrier(3)
+    told = threading.Barrier(4)
     wrong = {"wire": {"embedd": None, r"layer\.\d": "mxfp8"}}
     near = r"wire: 'embedd' \(nearest: embed, layers\.0\); wire: 'layer\\\\\.\\\\d' \(nearest: layers\.0, embed\)\. A"
 
@@ -112,12 +112,12 @@ def test_one_that_matches_on_none_is_refused_on_all(receives: bool) -> None:
             (batch.recv if receives else batch.send)(timeout=LIMIT / 3)
         told.wait(LIMIT)
 
-    run({"trainer": [refused] * 3, "inference": [lambda bus: None]})
+    run({"trainer": [refused] * 3, "inference": [lambda bus: told.wait(LIMIT) and None]})
 
 
 def test_options_of_one_rank_are_its_own() -> None:
     """A pattern counts where it is given: a name of another rank does not make it right."""
-    told = threading.Barrier(2)
+    told = threading.Barrier(3)
 
     def refused(bus: tessera.Bus) -> None:
         batch = bus.register(STAGES[bus.rank], **({"ignore": "layers.0"} if bus.rank == 0 else {}))
@@ -125,4 +125,4 @@ def test_options_of_one_rank_are_its_own() -> None:
             batch.send(timeout=LIMIT / 3)
         told.wait(LIMIT)
 
-    run({"trainer": [refused] * 2, "inference": [lambda bus: None]})
+    run({"trainer": [refused] * 2, "inference": [lambda bus: told.wait(LIMIT) and None]})

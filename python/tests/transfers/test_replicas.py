@@ -1,4 +1,4 @@
-"""Replicas that ranks register with separate meshes are compared before the first send."""
+"""Replicas, in separate meshes and inside one, are compared before the first send."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def test_others_are_refused_with_tensors_and_ranks() -> None:
     def refused(bus: tessera.Bus) -> None:
         tensors = {"w": held[bus.rank], "same": np.ones(3, np.float32)}
         with pytest.raises(
-            tessera.MismatchError, match=r"replicas of 1 tensors differ: w \(ranks 0, 1: \w{8}; ranks 2: \w{8}\)\. Each"
+            tessera.MismatchError,
+            match=r"replicas of 1 tensors differ: w \(ranks 0, 1: \w{8}; ranks 2: \w{8}\)\. These",
         ):
             bus.register(tensors).send(timeout=LIMIT / 3)
         told.wait(LIMIT)  # a rank that leaves is lost to those that have not heard all yet
@@ -122,6 +123,91 @@ def test_shards_of_replicas_are_compared_part_by_part() -> None:
 
     told = threading.Barrier(4)
     run({"trainer": [refused] * 4, "inference": [left_alone({"w": taken})]})
+
+
+# Layouts of 4 ranks, and which of them hold the part that rank 3 holds.
+INSIDE = [
+    ("4:R", [0, 1, 2, 3]),
+    ("4@3,1,0,2:R", [0, 1, 2, 3]),
+    ("2,2:R,S0", [1, 3]),  # HSDP
+    ("2,2:S0,R", [2, 3]),  # tensor parallelism that replicates
+    ("2,2:S1,R", [2, 3]),
+    ("2,1,2:S0,S0,R", [2, 3]),
+    ("2,2:R,G0[0;3;4]", [1, 3]),  # as sharded training with dp=
+    ("2,2:Psum,R", [2, 3]),
+    ("2,2:R,Psum", [1, 3]),
+    ("2,2@0,2,3,1:R,S0", [0, 3]),
+    ("3@1-3:R", [1, 2, 3]),
+    ("2@0,3:R", [0, 3]),
+    ("1,4:S0,R", [0, 1, 2, 3]),
+]
+ALONE = ["4:S0", "2,2:S0,S1", "4:Psum", "2,2:Psum,S0", "2@1,3:S0", "1,4:R,Psum"]
+
+
+def share(layout: str, rank: int, harm: float = 0) -> dict[str, Any]:
+    """A rank's share of a tensor whose rows and columns differ; of a sum's terms, each rank's own along the sum."""
+    bound = tessera.Layout(layout).bind((4, 4))
+    owned = bound.owned((4, 4), rank)
+    if owned is None:
+        return {}
+    whole = np.arange(16, dtype=np.float32).reshape(4, 4)
+    rows, columns = ([i for begin, end in dim for i in range(begin, end)] for dim in owned)
+    part = whole[np.ix_(rows, columns)].copy()
+    coordinate = bound.mesh.coordinate(rank) or ()
+    for placement, at in zip(bound.placements, coordinate, strict=True):
+        if isinstance(placement, tessera.Partial):
+            part *= at + 1
+    part += harm
+    return {"w": (part, layout, (4, 4))}
+
+
+def waits(told: threading.Barrier) -> Callable[[tessera.Bus], None]:
+    """A job that stays until the other one has heard all: a rank that leaves earlier is lost to it."""
+    return lambda bus: told.wait(LIMIT) and None
+
+
+@pytest.mark.parametrize("layout", [layout for layout, _ in INSIDE] + ALONE)
+def test_equal_ones_inside_a_mesh_are_sent(layout: str) -> None:
+    taken = np.zeros((4, 4), np.float32)
+    run({"trainer": [sends(share(layout, rank)) for rank in range(4)], "inference": [takes({"w": taken})]})
+    assert (taken != 0).sum() >= 15
+
+
+@pytest.mark.parametrize(("layout", "ranks"), INSIDE)
+def test_others_inside_a_mesh_are_refused_on_all_ranks(layout: str, ranks: list[int]) -> None:
+    same = ", ".join(str(rank) for rank in ranks if rank != 3)
+
+    def refused(bus: tessera.Bus) -> None:
+        with pytest.raises(
+            tessera.MismatchError, match=rf"1 tensors differ: w \(ranks {same}: \w{{8}}; ranks 3: \w{{8}}\)\. These"
+        ):
+            bus.register(share(layout, bus.rank, 0.5 * (bus.rank == 3))).send(timeout=LIMIT / 3)
+        told.wait(LIMIT)
+
+    told = threading.Barrier(5)
+    run({"trainer": [refused] * 4, "inference": [waits(told)]})
+
+
+@pytest.mark.parametrize("layout", ALONE)
+def test_parts_that_one_rank_holds_are_its_own(layout: str) -> None:
+    """Any values: there is nothing to compare them with."""
+    taken = np.zeros((4, 4), np.float32)
+    run({"trainer": [sends(share(layout, rank, rank / 8)) for rank in range(4)], "inference": [takes({"w": taken})]})
+
+
+def test_a_whole_tensor_is_a_replica_of_those_of_a_mesh() -> None:
+    """Ranks 0 and 1 share a mesh, and rank 2 has one of its own: receivers take a share from each."""
+
+    def tensors(rank: int, value: float) -> dict[str, Any]:
+        return {"w": (np.full((4, 4), value, np.float32), "2@0,1:R" if rank < 2 else "1@2:R", (4, 4))}
+
+    def refused(bus: tessera.Bus) -> None:
+        with pytest.raises(tessera.MismatchError, match=r"w \(ranks 0, 1: \w{8}; ranks 2: \w{8}\)"):
+            bus.register(tensors(bus.rank, 1 + bus.rank // 2)).send(timeout=LIMIT / 3)
+        told.wait(LIMIT)
+
+    told = threading.Barrier(4)
+    run({"trainer": [refused] * 3, "inference": [waits(told)]})
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (5,), (3, 4), (2, 3, 4), (2, 1, 5)])
