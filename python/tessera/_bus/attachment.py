@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -18,6 +20,8 @@ from .registration import Registration
 
 Mode: TypeAlias = Literal["inplace", "staged"]
 Direction: TypeAlias = Literal["send", "recv"]
+
+_MAX_UNPACKED = 64 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -235,11 +239,8 @@ class Attachment:
                     share.registration.offer()
                 else:
                     share.registration.require_writeable()
-            told = json.dumps([share.registration.to_gather(world, membership) for share in self._shares])
-        gathered = [
-            _read(rank, text, len(self._shares))
-            for rank, text in enumerate(first.all_gather(self._name, told, left_of(timeout, begin), self._stop))
-        ]
+            told = [share.registration.to_gather(world, membership) for share in self._shares]
+        gathered = self._gather(self._name, told, left_of(timeout, begin))
         del held
         self.require_open(direction)
         if first.membership() != membership:  # what was gathered names the processes before
@@ -272,6 +273,11 @@ class Attachment:
             self._grace,
         )
 
+    def _gather(self, name: str, told: list[str], timeout: float | None) -> list[list[str]]:
+        """Returns what every rank tells of each share, by rank."""
+        texts = self._shares[0].pair.all_gather(name, _pack(told), timeout, self._stop)
+        return [_read(rank, text, len(self._shares)) for rank, text in enumerate(texts)]
+
     def require_core(self) -> _core.Batch:
         if self.core is None:
             raise InvalidArgumentError(
@@ -291,11 +297,16 @@ def left_of(timeout: float | None, begin: float) -> float | None:
     return None if timeout is None else max(timeout - (time.monotonic() - begin), 0.0)
 
 
+def _pack(told: list[str]) -> str:
+    """Compressed, since names of tensors repeat, and a store takes 4 MiB of a rank."""
+    return base64.b64encode(zlib.compress(json.dumps(told).encode(), 1)).decode()
+
+
 def _read(rank: int, text: str, parts: int) -> list[str]:
-    """Reads what another rank has told of each part: untrusted."""
+    """Reads what another rank has packed: untrusted."""
     try:
-        told = json.loads(text)
-    except (ValueError, RecursionError):
+        told = json.loads(zlib.decompressobj().decompress(base64.b64decode(text, validate=True), _MAX_UNPACKED))
+    except (ValueError, RecursionError, zlib.error):
         told = None
     if not isinstance(told, list) or len(told) != parts or not all(isinstance(each, str) for each in told):
         raise MismatchError(

@@ -12,6 +12,7 @@ import pytest
 import tessera
 from ranks import LIMIT, run
 from tessera import _core
+from tessera._bus.attachment import _pack, _read
 from tessera._bus.registration import Registration
 
 
@@ -89,6 +90,32 @@ def test_the_ranks_of_a_job_know_the_same_processes() -> None:
     first, second = known["trainer"][:2], known["trainer"][2:]
     assert first[0] == first[1] and second[0] == second[1]
     assert len({first[0], second[0], *known["inference"]}) == 4
+
+
+def test_digests_of_a_large_mixture_of_experts_fit_into_a_record() -> None:
+    """94 layers of 128 experts, replicated along an axis: the store takes 4 MiB of a rank."""
+    names = [
+        f"model.layers.{layer}.mlp.experts.{expert}.{name}_proj.weight"
+        for layer in range(94)
+        for expert in range(128)
+        for name in ("gate", "up", "down")
+    ]
+    values = np.arange(len(names), dtype=np.float32).reshape(-1, 1)  # other digests
+    tensors = {name: (values[number], "2,2:R,S0", (2,)) for number, name in enumerate(names)}
+    named = Registration.collect(tensors, lambda name: True, rank=1, fallback=None, missing_ok=False)
+    told = [named.to_gather(4, membership=7)]
+    assert len(json.loads(told[0])["replicas"]) == len(names)
+    assert len(_pack(told)) < 1.5 * 2**20
+    assert _read(0, _pack(told), 1) == told
+
+
+JUNK: list[Any] = [[3], ["a", "b"], {"a": 1}, ["x" * (65 << 20)]]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "e", "é", "AAAA", *map(_pack, JUNK)])
+def test_what_no_rank_packs_is_refused(text: str) -> None:
+    with pytest.raises(tessera.MismatchError, match="rank 3 registers other pairs than the 1"):
+        _read(3, text, 1)
 
 
 def test_what_is_registered_early_may_be_filled_later() -> None:
