@@ -389,7 +389,8 @@ class Pair {
   // The `value` of every rank of this job, by rank: for facts that all ranks must know to register `batch_id` (such as
   // the shapes of their local tensors). Collective over the side, before offer() or accept(), or not at all;
   // blocks until all ranks have called it. At most kMaxGathered bytes each. A rank that is started again reads what the
-  // others gave.
+  // others gave. A batch that is registered has notes: "BATCH:NOTE" as `batch_id`, at any time, gathers other values at
+  // each call.
   std::vector<std::string> all_gather(const std::string& batch_id, const std::string& value,
                                       Timeout timeout = kRendezvousTimeout, std::stop_token stop = {});
   // Tells the ranks of both jobs that this rank does not register `batch_id`, and `why`: their calls about it end with

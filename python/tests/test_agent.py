@@ -86,3 +86,37 @@ def test_a_batch_is_moved_by_agents(mode: str, jobs: Jobs) -> None:
     results = jobs.results()
     assert results["trainer"] == [[1, 2], [1, 2]]
     assert results["inference"] == [f"Batch(weights/default: 1 tensors, {mode}, receives, version 2)"]
+
+
+def send_early(rank: Rank) -> str:
+    with rank.connect("weights", peer="inference", agent="daemon") as bus:
+        held = tessera.zeros(3, np.float32)
+        batch = bus.register({"w": held}, direction="send", timeout=100)
+        held[:] = rank.rank
+        with pytest.raises(tessera.MismatchError) as caught:
+            batch.send(timeout=100)
+        rank.tell()
+        rank.hear()
+        held[:] = 5
+        batch.send(timeout=100)
+        return str(caught.value)
+
+
+def take_once(rank: Rank) -> list[float]:
+    with rank.connect("weights", peer="trainer", agent="daemon") as bus:
+        taken = tessera.zeros(3, np.float32)
+        bus.register({"w": taken}, timeout=100).recv(timeout=100)
+        return taken.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("agents")
+def test_replicas_of_a_batch_that_is_registered_early_are_compared(jobs: Jobs) -> None:
+    senders = jobs.start("trainer", send_early, world=WORLDS["trainer"])
+    jobs.start("inference", take_once)
+    for sender in senders:
+        sender.hear()
+    for sender in senders:
+        sender.tell()
+    results = jobs.results()
+    assert all("differ: w (ranks 0: " in text for text in results["trainer"])
+    assert results["inference"] == [[5, 5, 5]]

@@ -108,10 +108,21 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
 
   std::vector<std::string> all_gather(const std::string& id, const std::string& value, Timeout timeout,
                                       std::stop_token stop) override {
-    return before_registration(id, LimitedCall(*bus_, timeout, stop).limits(),
-                               [&](BatchExchange& exchange, const PairView& view, const CallLimits& limits) {
-                                 return exchange.all_gather(view, value, limits);
-                               });
+    const LimitedCall call(*bus_, timeout, stop);
+    const auto gather = [&](BatchExchange& exchange, const PairView& view, const CallLimits& limits) {
+      return exchange.all_gather(view, value, limits);
+    };
+    const size_t note = id.find(':');
+    if (note == std::string::npos) return before_registration(id, call.limits(), gather);
+    // Nobody waits for a registration of a note, and the next call under its name is about other values.
+    bus_->require_own_process();
+    check_name("batch", std::string_view(id).substr(0, note));
+    check_name("note", std::string_view(id).substr(note + 1));
+    const PairView present = view();
+    BatchExchange& exchange = bus_->exchanges().of(present, id);
+    std::vector<std::string> values = gather(exchange, present, call.limits());
+    exchange.withdraw();
+    return values;
   }
 
   void give_up(const std::string& id, const Status& why) override {

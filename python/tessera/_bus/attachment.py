@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import threading
 import time
 import zlib
@@ -14,13 +15,21 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, overload
 
 from .. import _core
-from .._errors import CancelledError, DeadlineExceededError, InvalidArgumentError, MismatchError, UnavailableError
+from .._errors import (
+    CancelledError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    UnavailableError,
+)
 from .refusals import told_to_others
 from .registration import Registration
 
 Mode: TypeAlias = Literal["inplace", "staged"]
 Direction: TypeAlias = Literal["send", "recv"]
 
+_log = logging.getLogger(__name__)
 _MAX_UNPACKED = 64 << 20  # bytes
 
 
@@ -64,6 +73,7 @@ class Attachment:
         self._registered = threading.Event()  # or registration has failed: none is in progress
         self._registered.set()
         self._attempting = threading.Lock()
+        self._uncompared = False  # it was registered to send, and its replicas were not compared
         self._under_way: tuple[Future[None], Direction] | None = None  # in the background
         self._asked: Future[None] | None = None  # what the last `newest` has started, or waits for
 
@@ -195,10 +205,37 @@ class Attachment:
                         core.close()
                     self.require_open(direction)
                     self.core, self.direction = core, direction
+                    self._uncompared = early and direction == "send" and self._bus.world > 1
                 finally:
                     self._registering = None
                     self._registered.set()
             return self.core
+
+    @property
+    def sends_at_once(self) -> bool:
+        """Whether nothing has to be compared with other ranks before a send."""
+        return not self._uncompared
+
+    def compare_replicas(self, timeout: float | None) -> float | None:
+        """Compares replicas before the first send, if they were not when the batch was registered; returns the rest of
+        `timeout`. Blocks until all ranks of the job call it. REQUIRES: the lock is held, and the tensors are located.
+        """
+        if not self._uncompared:
+            return timeout
+        begin = time.monotonic()
+        membership = self._shares[0].pair.membership()
+        told = [share.registration.replicas(self._bus.world, membership) for share in self._shares]
+        try:
+            gathered = self._gather(f"{self._name}:replicas", told, self._timeout if timeout is None else timeout)
+        except PeerLostError as error:
+            # A rank that has come back compares nothing: the others may have sent other versions since.
+            _log.warning("batch %s: its replicas are not compared: %s", self._name, error)
+        else:
+            for number, share in enumerate(self._shares):
+                share.registration.hear_replicas([of_rank[number] for of_rank in gathered])
+                share.registration.compare_replicas(membership)
+        self._uncompared = False
+        return left_of(timeout, begin)
 
     @contextmanager
     def lock_for(self, timeout: float) -> Iterator[bool]:

@@ -320,6 +320,8 @@ class Batch(Closing):
         with attachment.lock_for(0.0) as locked:
             if not locked or attachment.core is None or attachment.direction != direction:
                 return False
+            if direction == "send" and not attachment.sends_at_once:
+                return False
             _begin_now(beginning, begin)
         return True
 
@@ -341,6 +343,8 @@ class Batch(Closing):
         with self._attachment.lock:
             writes = what == "recv"
             held = self._locate(writes)
+            if what == "send":
+                timeout = self._attachment.compare_replicas(timeout)
             transfer = beginning.begin(lambda: Transfer(start(version, timeout), held, writes, core.torn))
             last, self._last = self._last, transfer
         if last is not None:

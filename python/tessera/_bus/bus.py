@@ -167,8 +167,8 @@ class Bus(Closing):
             only: Names to register (see Names). None: all.
             ignore: Names to leave out.
             missing_ok: For a receiver: leave out tensors that the sender lacks, instead of raising.
-            direction: "send" or "recv": register with the other job now. Tensors need not be filled yet, so replicas
-                are not compared. None: the first transfer registers, in its direction.
+            direction: "send" or "recv": register with the other job now. Tensors need not be filled yet: replicas are
+                compared by the first send. None: the first transfer registers, in its direction.
             timeout: Seconds until all ranks of both jobs have registered it. They count from the call that
                 registers: the first send or recv, or this one, if it is given a direction. None: the time-out of
                 connect().

@@ -175,6 +175,14 @@ class Registration:
                 found = global_shape(name, own, shapes[name, str(own)])
                 self._pieces[name] = piece._replace(shape=found)
 
+    def replicas(self, world: int, membership: int) -> str:
+        """Likewise, only the digests, after the registration."""
+        return json.dumps({"replicas": digests(self._pieces, self._rank, world), "membership": membership})
+
+    def hear_replicas(self, gathered: Sequence[str]) -> None:
+        """Takes what the job's ranks returned from replicas(), by rank."""
+        self._replicas = [_read_replicas(rank, text) for rank, text in enumerate(gathered)]
+
     def compare_replicas(self, membership: int) -> None:
         """Raises MismatchError if the digests differ that ranks have reported for this membership of the job. REQUIRES:
         agree() has been called. (A rank that has come back reads what the others told the process before it: those have
@@ -450,10 +458,12 @@ def _read(rank: int, text: str) -> _Gathered:
     """Reads untrusted input."""
     try:
         told = json.loads(text)
-        shapes, readings, replicas, membership = (told[key] for key in ("shapes", "readings", "replicas", "membership"))
-        ties, patterns = told["ties"], read_patterns(told["patterns"])
-        if not isinstance(membership, int):
-            raise TypeError
+        shapes, readings, ties, patterns = (
+            told["shapes"],
+            told["readings"],
+            told["ties"],
+            read_patterns(told["patterns"]),
+        )
         if not (isinstance(ties, list) and all(isinstance(names, list) for names in ties)):
             raise TypeError
         if not all(isinstance(name, str) for names in ties for name in names):
@@ -463,11 +473,33 @@ def _read(rank: int, text: str) -> _Gathered:
                 raise TypeError
         if not all(isinstance(layout, str) for layout in readings.values()):
             raise TypeError
-        if not all(isinstance(part, str) and isinstance(digest, str) for part, digest in replicas.values()):
-            raise TypeError
-    except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
-        raise MismatchError(f"rank {rank} published what no Tessera of this release writes: {text[:200]!r}") from None
-    return _Gathered(shapes, readings, ties, Replicas(replicas, membership), patterns)
+        return _Gathered(shapes, readings, ties, _replicas_of(told), patterns)
+    except _JUNK:
+        raise _refused(rank, text) from None
+
+
+def _read_replicas(rank: int, text: str) -> Replicas:
+    """Reads untrusted input."""
+    try:
+        return _replicas_of(json.loads(text))
+    except _JUNK:
+        raise _refused(rank, text) from None
+
+
+def _replicas_of(told: Any) -> Replicas:
+    replicas, membership = told["replicas"], told["membership"]
+    if not isinstance(membership, int):
+        raise TypeError
+    if not all(isinstance(part, str) and isinstance(digest, str) for part, digest in replicas.values()):
+        raise TypeError
+    return Replicas(replicas, membership)
+
+
+_JUNK = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
+
+
+def _refused(rank: int, text: str) -> MismatchError:
+    return MismatchError(f"rank {rank} published what no Tessera of this release writes: {text[:200]!r}")
 
 
 def _spec(name: str, piece: Piece, wire: str | None, fused: Fused | None, offered: bool) -> _core.TensorSpec:

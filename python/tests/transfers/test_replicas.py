@@ -131,6 +131,71 @@ def test_what_is_registered_early_may_be_filled_later() -> None:
     assert (taken == 5).all()
 
 
+@pytest.mark.parametrize("mode", ["inplace", "staged"])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_what_is_registered_early_is_compared_by_its_first_send(mode: str, blocking: bool) -> None:
+    """On all ranks, again after a refusal, and no more once it was equal."""
+    layouts = {"whole": "1@{}:R", "inside": "2@0,1:R"}
+    taken = {name: np.zeros((4, 4), np.float32) for name in layouts}
+    ready, done = threading.Barrier(2), threading.Barrier(3)
+
+    def send(bus: tessera.Bus) -> None:
+        held = {name: np.zeros((4, 4), np.float32) for name in layouts}
+        named = {name: (held[name], layout.format(bus.rank), (4, 4)) for name, layout in layouts.items()}
+        batch = bus.register(named, mode=mode, direction="send", timeout=LIMIT / 3)
+        for name in layouts:
+            for other in held.values():
+                other[:] = 1
+            held[name][:] = bus.rank
+            ready.wait(LIMIT)
+            with pytest.raises(
+                tessera.MismatchError, match=rf"1 tensors differ: {name} \(ranks 0: \w{{8}}; ranks 1: \w{{8}}\)"
+            ):
+                batch.send(timeout=LIMIT / 3, blocking=blocking).wait()
+            ready.wait(LIMIT)
+        held["inside"][:] = 3
+        batch.send(timeout=LIMIT / 3, blocking=blocking).wait()
+        done.wait(LIMIT)
+        held["whole"][bus.rank :] = 4  # the ranks' own care from here on
+        batch.send(timeout=LIMIT / 3, blocking=blocking).wait()
+        done.wait(LIMIT)
+
+    def take(bus: tessera.Bus) -> None:
+        batch = bus.register(taken, timeout=LIMIT / 3)
+        batch.recv(timeout=LIMIT / 2)
+        assert (taken["whole"] == 1).all() and (taken["inside"] == 3).all()
+        done.wait(LIMIT)
+        batch.recv(timeout=LIMIT / 3)
+        done.wait(LIMIT)
+
+    run({"trainer": [send] * 2, "inference": [take]})
+
+
+def test_a_batch_that_is_registered_early_again_is_compared_again() -> None:
+    ready, told = threading.Barrier(2), threading.Barrier(3)
+
+    def send(bus: tessera.Bus) -> None:
+        for turn in range(3):
+            held = np.full(3, 7 + bus.rank * (turn == 2), np.float32)
+            ready.wait(LIMIT)
+            with bus.register({"w": held}, direction="send", timeout=LIMIT / 3) as batch:
+                if turn < 2:
+                    batch.send(timeout=LIMIT / 3)
+                else:
+                    with pytest.raises(tessera.MismatchError, match="replicas of 1 tensors differ: w "):
+                        batch.send(timeout=LIMIT / 3)
+                told.wait(LIMIT)
+
+    def take(bus: tessera.Bus) -> None:
+        for turn in range(3):
+            with bus.register({"w": np.zeros(3, np.float32)}, direction="recv", timeout=LIMIT / 3) as batch:
+                if turn < 2:
+                    batch.recv(timeout=LIMIT / 3)
+                told.wait(LIMIT)
+
+    run({"trainer": [send] * 2, "inference": [take]})
+
+
 def test_shards_of_replicas_are_compared_part_by_part() -> None:
     """As FSDP2 over tensor parallelism registers what the parallel plan leaves out: two meshes of two ranks each."""
     whole = np.arange(8, dtype=np.float32).reshape(4, 2)
