@@ -110,25 +110,40 @@ def test_ranks_that_have_no_reading_in_common_are_told() -> None:
         ranks[1].agree([rank.to_gather() for rank in ranks])
 
 
+TOLD: dict[str, Any] = {
+    "shapes": {},
+    "readings": {},
+    "replicas": {},
+    "ties": [],
+    "patterns": {},
+    "firsts": {},
+    "allowed": [],
+    "membership": 1,
+}
+JUNK: list[dict[str, Any]] = [
+    {"shapes": {"w": ["2:S0", [-1, 4]]}},
+    {"shapes": {"w": ["2:S0", [1 << 63]]}},
+    {"shapes": {"w": [3, [1]]}},
+    {"readings": {"w": 3}},
+    {"replicas": {"w": ["part"]}},
+    {"patterns": []},
+    {"patterns": {"wire": ["w"]}},
+    {"patterns": {"wire": {"w": [1]}}},
+    {"firsts": {"w": 1}},
+    {"allowed": "w"},
+    {"membership": 1.5},
+    {"membership": float("inf")},
+]
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "",
         "[]",
         "[" * 100_000,
-        '{"shapes": {}, "readings": {}, "replicas": {}}',
-        '{"shapes": {"w": ["2:S0", [-1, 4]]}, '
-        '"readings": {}, "replicas": {}, "ties": [], "patterns": {}, "membership": 1}',
-        '{"shapes": {"w": ["2:S0", [9223372036854775808]]}, '
-        '"readings": {}, "replicas": {}, "ties": [], "patterns": {}, "membership": 1}',
-        '{"shapes": {"w": [3, [1]]}, "readings": {}, "replicas": {}, "ties": [], "patterns": {}, "membership": 1}',
-        '{"shapes": {}, "readings": {"w": 3}, "replicas": {}, "ties": [], "patterns": {}, "membership": 1}',
-        '{"shapes": {}, "readings": {}, "replicas": {"w": ["part"]}, "ties": [], "patterns": {}, "membership": 1}',
-        '{"shapes": {}, "readings": {}, "replicas": {}, "ties": [], "patterns": {}, "membership": 1.5}',
-        '{"shapes": {}, "readings": {}, "replicas": {}, "ties": [], "patterns": {}, "membership": 1e400}',
-        '{"shapes": {}, "readings": {}, "replicas": {}, "ties": [], "patterns": [], "membership": 1}',
-        '{"shapes": {}, "readings": {}, "replicas": {}, "ties": [], "patterns": {"wire": ["w"]}, "membership": 1}',
-        '{"shapes": {}, "readings": {}, "replicas": {}, "ties": [], "patterns": {"wire": {"w": [1]}}, "membership": 1}',
+        *(json.dumps({name: value for name, value in TOLD.items() if name != left_out}) for left_out in TOLD),
+        *(json.dumps(TOLD | junk) for junk in JUNK),
     ],
 )
 def test_what_no_rank_says_is_refused(text: str) -> None:

@@ -20,6 +20,7 @@ from .batch import Batch
 from .mapping import Map
 from .refusals import told_to_others
 from .registration import Registration
+from .replicas import AllowedReplicas
 from .wire import Wire
 
 # Names of tensors: regular expressions, one of which must match the whole name, or a predicate.
@@ -150,6 +151,7 @@ class Bus(Closing):
         delta: bool = False,
         map: Map | None = None,
         wire: Wire | None = None,
+        replicas: AllowedReplicas | None = None,
         hold: Hold = "strong",
     ) -> Batch:
         """Registers tensors that are transferred as one.
@@ -193,6 +195,9 @@ class Bus(Closing):
                 more are quantised: each matrix of the last two dims, with the amax of the sending job's whole tensor,
                 or of the slice that is taken. Tensors in private memory behind an agent daemon are not quantised yet:
                 UnimplementedError.
+            replicas: For a sender: {regular expression: "first"}, for names on the bus whose replicas may differ, such
+                as statistics that each rank of data parallelism gathers itself. They are not compared; receivers get
+                those of the lowest ranks, and Batch.skipped lists them on the others. All ranks give the same.
             hold: "strong": the batch keeps the module or dict alive, with its tensors, and looks each name up again at
                 every transfer: after `d["w"] = new` the new tensor is sent (and the old one released). A tensor that
                 no longer fits (another dtype, shape or layout) or was removed is an error before anything is sent. So
@@ -203,9 +208,9 @@ class Bus(Closing):
         Raises:
             InvalidArgumentError: A tensor cannot be moved; the error names it and the reason. Or there is nothing to
                 move: only= and ignore= leave nothing, or a job of one rank has none. (One rank of several may register
-                {}.) Or a pattern of only=, ignore=, map= or wire= matches no name on any rank of the job: it is told
-                with the nearest names, by the first transfer if there are several ranks. Names that are left out count,
-                and `tessera.maps.optional()` marks patterns that may match nothing.
+                {}.) Or a pattern of only=, ignore=, map=, wire= or replicas= matches no name on any rank of the job: it
+                is told with the nearest names, by the first transfer if there are several ranks. Names that are left
+                out count, and `tessera.maps.optional()` marks patterns that may match nothing.
             MismatchError: The two jobs disagree; the error lists every mismatch.
         """
         _core.check_name("batch", text("batch", batch))
@@ -242,11 +247,12 @@ class Bus(Closing):
                     missing_ok=missing_ok,
                     names=map,
                     wire=wire,
+                    replicas=replicas,
                     hold=hold,
                 )
                 if not registration._sources:
                     self._allow_nothing(batch, given, {"only": only, "ignore": ignore, "map": map})
-                patterns = {"only": only, "ignore": ignore, "map": map, "wire": wire}
+                patterns = {"only": only, "ignore": ignore, "map": map, "wire": wire, "replicas": replicas}
                 registration.name_patterns({**given, **dict.fromkeys(other_names(tensors))}, patterns)
                 if self.world == 1:
                     registration.require_matches()

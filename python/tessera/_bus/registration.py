@@ -18,7 +18,7 @@ from .fused import Fused, fused_parts
 from .mapping import Local, Map, Part, Piece, compile_map, mapped_names
 from .patterns import Reported, report, require_matches
 from .patterns import read as read_patterns
-from .replicas import Replicas, compare, digests
+from .replicas import AllowedReplicas, Replicas, compare, compile_allowed, digests, first_of
 from .slices import Entry, as_slices, entries, index_text
 from .wire import Wire, compile_wire
 
@@ -55,6 +55,7 @@ class Registration:
         missing_ok: bool = False,
         names: Map | None = None,
         wire: Wire | None = None,
+        replicas: AllowedReplicas | None = None,
     ) -> None:
         self._skipped = list(skipped)
         self._rank = rank
@@ -72,6 +73,8 @@ class Registration:
         self._watch: Watch | None = None
         self._unwatched: list[str] = []
         self._wire_of = compile_wire(wire)  # by name on the bus
+        self._may_differ = compile_allowed(replicas)  # by name on the bus
+        self._allowed = sorted(str(key) for key in replicas or ())
         self._offered = False  # whether it is to be sent
         self._patterns: Reported = {}
         parts_of = compile_map(names)
@@ -99,13 +102,14 @@ class Registration:
         missing_ok: bool,
         names: Map | None = None,
         wire: Wire | None = None,
+        replicas: AllowedReplicas | None = None,
         hold: Hold = "strong",
     ) -> Registration:
         """Collects all of `tensors` whose name is kept. Raises InvalidArgumentError for what cannot be moved."""
         skipped: list[str] = []
         sources = list(walk(tensors, skipped, keep, hold))
         left_out = [name for name in skipped if keep(name)]
-        return Registration(sources, left_out, rank, fallback, missing_ok, names, wire)
+        return Registration(sources, left_out, rank, fallback, missing_ok, names, wire, replicas)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -118,8 +122,8 @@ class Registration:
         return tuple(self._skipped)
 
     def name_patterns(self, names: Collection[str], options: Mapping[str, Any]) -> None:
-        """Keeps the patterns of `options` (only, ignore, map, wire), which agree() compares. `names` are all local ones
-        that the user gave, also those left out."""
+        """Keeps the patterns of `options` (only, ignore, map, wire, replicas), which agree() compares. `names` are all
+        local ones that the user gave, also those left out."""
         on_bus = dict.fromkeys(part.name for parts in self._parts.values() for part in parts.values())
         left_out = [name for name in names if name not in self._sources]
         renamed = mapped_names(options["map"], left_out)
@@ -129,7 +133,8 @@ class Registration:
             **report("map", options["map"], names),
         }
         if renamed is not None:
-            self._patterns |= report("wire", options["wire"], on_bus, {*left_out, *renamed})
+            for what in ("wire", "replicas"):
+                self._patterns |= report(what, options[what], on_bus, {*left_out, *renamed})
 
     def require_matches(self) -> None:
         """Raises InvalidArgumentError for a pattern that matches no name of this rank, of a job that has no other."""
@@ -147,9 +152,13 @@ class Registration:
             if piece.shape is None
         }
         readings = {name: str(at.layout) for name, at in self._locations.items() if _may_be_read_otherwise(at)}
-        replicas = digests(self._pieces, self._rank, world) if world else {}
+        replicas = digests(self._pieces, self._rank, world, self._may_differ) if world else {}
+        firsts = {
+            name: str(piece.location.layout) for name, piece in self._pieces.items() if self._is_first_sent(piece)
+        }
         told = {"shapes": shapes, "readings": readings, "ties": self._ties_here(), "replicas": replicas}
-        return json.dumps({**told, "patterns": self._patterns, "membership": membership})
+        told |= {"patterns": self._patterns, "firsts": firsts, "allowed": self._allowed}
+        return json.dumps({**told, "membership": membership})
 
     def agree(self, gathered: Sequence[str]) -> None:
         """Determines every layout and global shape from what the job's ranks returned from to_gather(), by rank."""
@@ -174,10 +183,13 @@ class Registration:
             if piece.shape is None and own is not None:
                 found = global_shape(name, own, shapes[name, str(own)])
                 self._pieces[name] = piece._replace(shape=found)
+        self._send_first(ranks)
 
     def replicas(self, world: int, membership: int) -> str:
         """Likewise, only the digests, after the registration."""
-        return json.dumps({"replicas": digests(self._pieces, self._rank, world), "membership": membership})
+        return json.dumps(
+            {"replicas": digests(self._pieces, self._rank, world, self._may_differ), "membership": membership}
+        )
 
     def hear_replicas(self, gathered: Sequence[str]) -> None:
         """Takes what the job's ranks returned from replicas(), by rank."""
@@ -323,6 +335,29 @@ class Registration:
             if piece is not None and not (first is not None and self._are_tied(first, piece)):
                 self._pieces[name] = piece._replace(source=part.name, sliced=part.source)
 
+    def _is_first_sent(self, piece: Piece) -> bool:
+        return self._offered and self._holds(piece) and self._may_differ(piece.source)
+
+    def _send_first(self, ranks: Sequence[_Gathered]) -> None:
+        """For a sender: keeps those replicas that may differ which the first ranks hold, and drops the others."""
+        for rank, of_rank in enumerate(ranks):
+            if of_rank.allowed != ranks[0].allowed:
+                raise MismatchError(
+                    f"ranks allow other replicas to differ: replicas= has {ranks[0].allowed} on rank 0 and "
+                    f"{of_rank.allowed} on rank {rank}: give all ranks the same"
+                )
+        for name, piece in list(self._pieces.items()):
+            layout = piece.location.layout
+            if layout is None or not self._is_first_sent(piece):
+                continue
+            others = {of_rank.firsts[name] for of_rank in ranks if name in of_rank.firsts}
+            first = first_of(layout, map(_core.Layout, sorted(others)))
+            if self._rank in first.mesh:
+                self._pieces[name] = piece._replace(location=piece.location._replace(layout=first))
+            else:
+                del self._pieces[name]
+                self._skipped.append(name)
+
     def _holds(self, piece: Piece) -> bool:
         layout = piece.location.layout
         return layout is not None and self._rank in layout.mesh
@@ -452,6 +487,8 @@ class _Gathered:
     ties: list[list[str]]
     replicas: Replicas
     patterns: Reported
+    firsts: Mapping[str, str]  # layouts of tensors whose replicas may differ
+    allowed: list[str]
 
 
 def _read(rank: int, text: str) -> _Gathered:
@@ -473,7 +510,10 @@ def _read(rank: int, text: str) -> _Gathered:
                 raise TypeError
         if not all(isinstance(layout, str) for layout in readings.values()):
             raise TypeError
-        return _Gathered(shapes, readings, ties, _replicas_of(told), patterns)
+        firsts, allowed = told["firsts"], told["allowed"]
+        if not all(isinstance(layout, str) for layout in firsts.values()) or not isinstance(allowed, list):
+            raise TypeError
+        return _Gathered(shapes, readings, ties, _replicas_of(told), patterns, firsts, allowed)
     except _JUNK:
         raise _refused(rank, text) from None
 

@@ -8,16 +8,22 @@ tensor parallelism. Nobody but the user keeps them equal, so they are compared b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from .. import _core
-from .._errors import MismatchError
+from .._arguments import choice, pattern
+from .._errors import InvalidArgumentError, MismatchError
 from .._tensors.location import Location
 from .mapping import Piece
 
 SHOWN = 5  # tensors in an error
 Digests = Mapping[str, tuple[str, str]]
+
+# By name on the bus, as a regular expression that matches all of it: replicas that are not compared. "first": those of
+# the lowest ranks are sent, and the others dropped.
+AllowedReplicas: TypeAlias = Mapping[str, Literal["first"]]
 
 
 class Replicas(NamedTuple):
@@ -27,12 +33,47 @@ class Replicas(NamedTuple):
     membership: int  # of the job that was told
 
 
-def digests(pieces: Mapping[str, Piece], rank: int, world: int) -> dict[str, tuple[str, str]]:
-    """By name, for tensors of which other ranks may hold the same part: which part it is, and its digest."""
+def compile_allowed(given: AllowedReplicas | None) -> Callable[[str], bool]:
+    """Returns a predicate of names on the bus. Raises InvalidArgumentError."""
+    if given is None:
+        return lambda name: False
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError(f"replicas {given!r}: give {{regular expression of names: 'first'}}")
+    for key, value in given.items():
+        choice(f"replicas: {key!r} becomes", value, ["first"])
+    patterns = [pattern("replicas: key", key) for key in given]
+    return lambda name: any(known.fullmatch(name) for known in patterns)
+
+
+def first_of(layout: _core.Layout, others: Iterable[_core.Layout]) -> _core.Layout:
+    """The layout, among those that the ranks of a job have of a tensor, of the lowest rank, without the replicas inside
+    its mesh."""
+    if not _has_terms(layout):  # other meshes have terms of separate sums
+        layout = min([layout, *others], key=lambda other: min(other.mesh.ranks))
+    mesh, placements = layout.mesh, layout.placements
+    kept = [axis for axis, placement in enumerate(placements) if not isinstance(placement, _core.Replicate)]
+    ranks = [
+        rank
+        for rank in mesh.ranks
+        if all(at == 0 or axis in kept for axis, at in enumerate(mesh.coordinate(rank) or ()))
+    ]
+    if not kept:
+        return _core.Layout(_core.Mesh([1], ranks=ranks), [_core.Replicate()])
+    names = [mesh.names[axis] for axis in kept]
+    return _core.Layout(
+        _core.Mesh([mesh.shape[axis] for axis in kept], names, ranks), [placements[axis] for axis in kept]
+    )
+
+
+def digests(
+    pieces: Mapping[str, Piece], rank: int, world: int, allowed: Callable[[str], bool]
+) -> dict[str, tuple[str, str]]:
+    """By name, for tensors of which other ranks may hold the same part: which part it is, and its digest. Those that
+    may differ are left out."""
     found = {}
     for name, piece in pieces.items():
         layout = piece.location.layout
-        if layout is None or not piece.location.address:
+        if layout is None or not piece.location.address or allowed(piece.source):
             continue
         replicates = bool(_axes(layout, rank, replicated=True))
         if (replicates or len(layout.mesh.ranks) < world) and (part := _part(layout, rank, replicates)):
@@ -43,9 +84,13 @@ def digests(pieces: Mapping[str, Piece], rank: int, world: int) -> dict[str, tup
 def _part(layout: _core.Layout, rank: int, replicates: bool) -> str:
     """The place of a rank's part in the whole: equal texts are equal parts. Empty if it has no replicas."""
     cuts = ", ".join(f"{placement} {at} of {size}" for size, placement, at in _axes(layout, rank, replicated=False))
-    if any(isinstance(placement, _core.Partial) for placement in layout.placements):
+    if _has_terms(layout):
         return f"{cuts} over {layout.mesh.ranks}" if replicates else ""  # other meshes have terms of separate sums
     return cuts or "all"
+
+
+def _has_terms(layout: _core.Layout) -> bool:
+    return any(isinstance(placement, _core.Partial) for placement in layout.placements)
 
 
 def _axes(layout: _core.Layout, rank: int, *, replicated: bool) -> list[tuple[int, Any, int]]:
@@ -85,11 +130,12 @@ def compare(told: Sequence[Digests]) -> None:
     if not differing:
         return
     shown = [f"{name} ({_listed(found)})" for name, found in list(differing.items())[:SHOWN]]
+    first = next(iter(differing))
     more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
     raise MismatchError(
         f"replicas of {len(differing)} tensors differ: {', '.join(shown)}{more}. These ranks register the same "
-        "part of a tensor, of which receivers would take a share from each: make them equal before the first send, or "
-        "leave them out (ignore=)"
+        "part of a tensor, of which receivers would take a share from each: make them equal before the first send, "
+        f"leave them out (ignore=), or have those of the lowest rank sent: replicas={{{re.escape(first)!r}: 'first'}}"
     )
 
 

@@ -30,6 +30,7 @@ MISTYPED = [
     # Formats go by names on the bus.
     ({"map": {"lm_head.weight": "head"}, "wire": {"lm_head.*": "mxfp8", "head": None}}, "wire: 'lm_head.*' (nearest: "),
     ({"ignore": iter(["step", "stop"])}, "ignore: 'stop' (nearest: step"),
+    ({"replicas": {"model.nrom.weight": "first"}}, "replicas: 'model.nrom.weight' (nearest: model.norm.weight"),
 ]
 HARMLESS = [
     {"wire": {"lm_head.*": None, ".*": "mxfp8"}},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -172,12 +174,11 @@ def test_what_is_registered_early_is_compared_by_its_first_send(mode: str, block
 
 
 def test_a_batch_that_is_registered_early_again_is_compared_again() -> None:
-    ready, told = threading.Barrier(2), threading.Barrier(3)
+    told, closed = threading.Barrier(3), threading.Barrier(3)
 
     def send(bus: tessera.Bus) -> None:
         for turn in range(3):
             held = np.full(3, 7 + bus.rank * (turn == 2), np.float32)
-            ready.wait(LIMIT)
             with bus.register({"w": held}, direction="send", timeout=LIMIT / 3) as batch:
                 if turn < 2:
                     batch.send(timeout=LIMIT / 3)
@@ -185,6 +186,7 @@ def test_a_batch_that_is_registered_early_again_is_compared_again() -> None:
                     with pytest.raises(tessera.MismatchError, match="replicas of 1 tensors differ: w "):
                         batch.send(timeout=LIMIT / 3)
                 told.wait(LIMIT)
+            closed.wait(LIMIT)
 
     def take(bus: tessera.Bus) -> None:
         for turn in range(3):
@@ -192,6 +194,7 @@ def test_a_batch_that_is_registered_early_again_is_compared_again() -> None:
                 if turn < 2:
                     batch.recv(timeout=LIMIT / 3)
                 told.wait(LIMIT)
+            closed.wait(LIMIT)
 
     run({"trainer": [send] * 2, "inference": [take]})
 
@@ -278,6 +281,101 @@ def test_others_inside_a_mesh_are_refused_on_all_ranks(layout: str, ranks: list[
 
     told = threading.Barrier(5)
     run({"trainer": [refused] * 4, "inference": [waits(told)]})
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(
+    ("layouts", "holders"),
+    [
+        # The layout of each rank, and the rank whose values arrive, by column.
+        (["1@0:R", "1@1:R", "1@2:R", "1@3:R"], [0, 0, 0, 0]),
+        (["4:R"] * 4, [0, 0, 0, 0]),
+        (["4@3,1,0,2:R"] * 4, [3, 3, 3, 3]),  # the first of its mesh
+        (["2,2:R,S1"] * 4, [0, 0, 1, 1]),
+        (["2,2:S1,R"] * 4, [0, 0, 2, 2]),
+        (["", "2@1,3:S1", "", "2@1,3:S1"], [1, 1, 3, 3]),
+        (["2@0,3:S1", "2@1,2:S1", "2@1,2:S1", "2@0,3:S1"], [0, 0, 3, 3]),  # not rank 2, which has a mesh with rank 1
+        (["4:S1"] * 4, [0, 1, 2, 3]),
+        (["2,2:R,G1[0;1;4]"] * 4, [0, 1, 1, 1]),
+        (["2:R", "2:R", "2@2,3:S1", "2@2,3:S1"], [0, 0, 0, 0]),
+    ],
+)
+def test_the_first_ones_are_sent_where_they_may_differ(layouts: list[str], holders: list[int], early: bool) -> None:
+    taken = {"w": np.full((2, 4), -1, np.float32), "same": np.zeros(3, np.float32)}
+    done = threading.Barrier(5)
+
+    def send(bus: tessera.Bus) -> None:
+        layout = layouts[bus.rank]
+        named: dict[str, Any] = {"same": np.ones(3, np.float32)}
+        held = np.zeros(0, np.float32)
+        if layout:
+            held = np.full(tessera.Layout(layout).local_shape((2, 4), bus.rank), bus.rank, np.float32)
+            named["w"] = (held, layout, (2, 4))
+        batch = bus.register(named, replicas={"w": "first"}, direction="send" if early else None, timeout=LIMIT / 3)
+        for version in (1, 2):
+            held[...] = bus.rank + 10 * version
+            batch.send(timeout=LIMIT / 3)
+            done.wait(LIMIT)
+        sends_it = bus.rank in (holders)
+        assert (batch.names, batch.skipped) == (
+            (("same", "w"), ()) if sends_it else (("same",), ("w",) if layout else ())
+        )
+
+    def take(bus: tessera.Bus) -> None:
+        batch = bus.register(taken, timeout=LIMIT / 3)
+        for version in (1, 2):
+            batch.recv(timeout=LIMIT / 3)
+            assert taken["w"].tolist() == [[rank + 10 * version for rank in holders]] * 2
+            done.wait(LIMIT)
+
+    run({"trainer": [send] * 4, "inference": [take]})
+
+
+def test_ranks_that_allow_other_replicas_to_differ_are_refused() -> None:
+    told = threading.Barrier(3)
+
+    def refused(bus: tessera.Bus) -> None:
+        allowed: dict[str, Any] = {"w": "first"} if bus.rank else {}
+        with pytest.raises(tessera.MismatchError, match=r"replicas= has \[\] on rank 0 and \['w'\] on rank 1"):
+            bus.register({"w": np.zeros(3)}, replicas=allowed).send(timeout=LIMIT / 3)
+        told.wait(LIMIT)
+
+    run({"trainer": [refused] * 2, "inference": [waits(told)]})
+
+
+def test_the_refusal_says_how_to_allow_it() -> None:
+    """For exactly that name, and the line works."""
+    name = "bn.running_mean (0)"
+    taken = {name: np.zeros(3, np.float32)}
+    done = threading.Barrier(3)
+
+    def send(bus: tessera.Bus) -> None:
+        held = {name: np.full(3, 1 + bus.rank, np.float32)}
+        batch = bus.register(held, direction="send", timeout=LIMIT / 3)
+        with pytest.raises(tessera.MismatchError) as caught:
+            batch.send(timeout=LIMIT / 3)
+        line = re.search(r"replicas=(\{.*\})", str(caught.value))
+        assert line is not None
+        done.wait(LIMIT)
+        batch.close()
+        bus.register(held, "allowed", replicas=ast.literal_eval(line[1])).send(timeout=LIMIT / 3)
+        done.wait(LIMIT)
+
+    def take(bus: tessera.Bus) -> None:
+        batch = bus.register(taken, direction="recv", timeout=LIMIT / 3)
+        done.wait(LIMIT)
+        batch.close()
+        bus.register(taken, "allowed").recv(timeout=LIMIT / 3)
+        assert (taken[name] == 1).all()
+        done.wait(LIMIT)
+
+    run({"trainer": [send] * 2, "inference": [take]})
+
+
+@pytest.mark.parametrize("bad", ["first", {"w": "last"}, {"w": None}, {"(": "first"}, {5: "first"}])
+def test_what_replicas_does_not_take(bad: Any) -> None:
+    with pytest.raises(tessera.InvalidArgumentError, match="replicas"):
+        Registration.collect({"w": np.zeros(3)}, lambda name: True, 0, None, False, replicas=bad)
 
 
 @pytest.mark.parametrize("layout", ALONE)
