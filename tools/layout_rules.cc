@@ -106,6 +106,16 @@ bool NameFilter::matches(std::string_view name) const {
   return std::ranges::any_of(impl_->regexes, [&](const auto& regex) { return full_match(name, *regex); });
 }
 
+void NameFilter::require_matches(std::span<const std::string> names, std::string_view where) const {
+  for (const auto& regex : impl_->regexes)
+    if (std::ranges::none_of(names, [&](const std::string& name) { return full_match(name, *regex); }))
+      fail(
+          ErrorCode::kInvalidArgument,
+          "{}: {} matches none of the {} tensors ({}): a regex matches whole names, '.*bias' and not 'bias'; leave out "
+          "what is meant for another model"_message,
+          where, in_quotes(regex->pattern()), names.size(), list_names(names, 4));
+}
+
 std::string list_names(std::span<const std::string> names, size_t limit) {
   std::string list;
   for (const std::string& name : names.first(std::min(limit, names.size())))

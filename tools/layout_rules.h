@@ -46,6 +46,9 @@ class NameFilter {
   ~NameFilter();
 
   bool matches(std::string_view name) const;
+  // Throws Error(kInvalidArgument), which names it, for a regex that matches none of `names`: a mistyped one would do
+  // nothing. `where` says what has it.
+  void require_matches(std::span<const std::string> names, std::string_view where) const;
 
  private:
   struct Impl;

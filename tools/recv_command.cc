@@ -125,6 +125,10 @@ ExitStatus run_recv(const RecvOptions& options, Interrupt& interrupt) {
   Bus bus(report.bus);
   Pair pair = bus.pair(report.pair);
   const std::vector<ManifestEntry> manifest = pair.manifest(kBatchId, report.pair.timeout);
+  std::vector<std::string> names;
+  for (const ManifestEntry& entry : manifest) names.push_back(entry.name);
+  skip.require_matches(names, "--skip");
+  wire_rules.require_matches(names);
   std::vector<TensorInfo> tensors = wanted_tensors(manifest, skip, dtype);
   const std::vector<std::optional<Format>> wires = agreed_wires(manifest, tensors, wire_rules);
   std::vector<Layout> layouts = rules.assign(tensors);

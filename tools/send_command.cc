@@ -90,6 +90,9 @@ ExitStatus run_send(const SendOptions& options, Interrupt& interrupt) {
   const WireRules wires = WireRules::parse(options.job.wires);
   const std::vector<Checkpoint> checkpoints = open_all(options.checkpoints);
   std::vector<TensorInfo> tensors = sorted_tensors(checkpoints.front());
+  std::vector<std::string> names;
+  for (const TensorInfo& tensor : tensors) names.push_back(tensor.name);
+  wires.require_matches(names);
   std::vector<Layout> layouts = rules.assign(tensors);
   const HeldTensors held(std::move(tensors), std::move(layouts), report.bus.rank, report.bus.world);
   if (!options.unverified)

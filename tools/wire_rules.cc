@@ -34,4 +34,8 @@ std::optional<Format> WireRules::find(std::string_view name) const {
   return rule == rules_.end() ? std::nullopt : rule->format;
 }
 
+void WireRules::require_matches(std::span<const std::string> names) const {
+  for (const Rule& rule : rules_) rule.names.require_matches(names, "--wire");
+}
+
 }  // namespace tessera::tools

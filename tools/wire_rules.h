@@ -22,6 +22,8 @@ class WireRules {
   static WireRules parse(std::span<const std::string> rules);
 
   std::optional<Format> find(std::string_view name) const;
+  // Throws Error(kInvalidArgument), which names it, for a rule whose regex matches none of `names`.
+  void require_matches(std::span<const std::string> names) const;
 
  private:
   struct Rule {

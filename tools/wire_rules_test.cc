@@ -39,6 +39,14 @@ TEST(WireRules, TheFirstEqualsDivides) {
   EXPECT_THAT(error_of([] { wires({"a=b=fp8_e4m3"}); }), HasSubstr("unknown format 'b=fp8_e4m3'"));
 }
 
+TEST(WireRules, ARuleThatMatchesNothingIsRefused) {
+  const std::vector<std::string> names{"layer.0.q_proj.weight", "lm_head.weight"};
+  wires({".*=nvfp4", "lm_head.*=none"}).require_matches(names);  // also behind one that takes all
+  EXPECT_THAT(
+      error_of([&] { wires({"lm_head.*=none", "q_proj=mxfp8"}).require_matches(names); }),
+      HasSubstr("--wire: \"q_proj\" matches none of the 2 tensors (\"layer.0.q_proj.weight\", \"lm_head.weight\"): "));
+}
+
 TEST(WireRules, BadRulesAreNamedAndFormatsListed) {
   EXPECT_THAT(error_of([] { wires({".*"}); }),
               AllOf(HasSubstr("wire rule \".*\": unknown format '.*'"), HasSubstr("write REGEX=FORMAT")));

@@ -24,6 +24,8 @@ class Mistakes(CommandTest):
             (["--layout", ".*=1:R", "--wire", "w=fp4", "--checkpoint", self.model], "nvfp4, or none"),
             (["--layout", ".*=1:R", "--wire", "w", "--checkpoint", self.model], "unknown format 'w'"),
             (["--layout", ".*=1:R", "--wire", "(=nvfp4", "--checkpoint", self.model], "bad regex"),
+            (["--layout", ".*=1:R", "--wire", "w=mxfp8", "--wire", "weight=mxfp8", "--checkpoint", self.model],
+             '--wire: "weight" matches none of the 4 tensors ("bias", "none", "steps", "w")'),
         ]
         for arguments, text in cases:
             with self.subTest(text=text):

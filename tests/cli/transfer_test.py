@@ -171,12 +171,20 @@ class Transfers(CommandTest):
     def test_skipped_tensors_are_not_received(self):
         out = self.path / "out"
         sender = self.sender()
-        receiver = self.receiver(0, 1, ".*=1:R", "--skip", "bias|no.e", "--skip", "st", "--out", out)
+        receiver = self.receiver(0, 1, ".*=1:R", "--skip", "bias|no.e|st", "--out", out)
         for process in (sender, receiver):
             code, output, errors = self.finish(process)
             self.assertEqual(code, 0, errors)
             self.assertEqual((json.loads(output)["tensors"], json.loads(output)["skipped"]), (2, 2))
         self.assertEqual(set(read_safetensors(out / "rank-00000.safetensors")[1]), {"w", "steps"})  # whole names match
+
+    def test_what_would_skip_or_quantise_nothing_is_refused(self):
+        for option, value in (("--skip", "st"), ("--wire", "st=mxfp8")):
+            with self.subTest(option=option):
+                sender = self.sender()
+                self.assert_one_line(self.finish(self.receiver(0, 1, ".*=1:R", option, value)), 2,
+                                     f'{option}: "st" matches none of the 4 tensors ("bias", "none", "steps", "w")')
+                self.assertNotEqual(self.finish(sender)[0], 0)
 
     def test_ranks_whose_layouts_disagree_are_told_so(self):
         matrix = self.path / "matrix.safetensors"
