@@ -35,7 +35,7 @@ class Serving:
     """What an engine's weights are, on one rank. It outlives a LiveWeights: pass it on to the next one.
 
     Attributes:
-        version: That serves; 0 before the first update.
+        version: That serves, as its trainer counts; 0 before the first update, without a run.
         run: Of the trainer that sent it. One that was started again counts its versions from 1 again.
         torn: Whether the weights may be of two versions, on this rank or beside other ranks: do not serve them. The
             next update that succeeds ends it.
@@ -143,6 +143,7 @@ class LiveWeights:
         self._interrupt: BaseException | None = None
         self._unknown: Exception | None = None
         self._began = 0.0
+        self._offset = 0
         self._undo = undo
         if plan is None:
             self._take(Plan(learned.pieces))
@@ -215,13 +216,17 @@ class LiveWeights:
         self.receive(min_version, timeout)
         return self.settle()
 
-    def receive(self, min_version: int | None = None, timeout: float | None = None) -> None:
+    def receive(self, min_version: int | None = None, timeout: float | None = None, offset: int = 0) -> None:
         """The first part of stage(), which may run in a thread of its own while requests are served: nothing in it
-        needs other ranks to call it, too. Never raises. Does nothing if it is running already."""
+        needs other ranks to call it, too. Never raises. Does nothing if it is running already.
+
+        Args:
+            offset: How much larger a version's number on the bus, such as `min_version`, is than the trainer's own.
+        """
         if not self._receiving.acquire(blocking=False):
             return
         try:
-            self._began = time.monotonic()
+            self._began, self._offset = time.monotonic(), offset
             self._staged, self._received, self._error = None, None, None
             received = self._recv(min_version, timeout)
             self._prepare(self._memory)
@@ -254,7 +259,7 @@ class LiveWeights:
             agreed = self._all_agree(None if self._received is None else str(self._received))
             received, self._received, self._error = self._received, None, None
             if agreed:
-                self._staged = received
+                self._staged = None if received is None else received - self._offset
                 return self._verdict(True, self._began)
             self._drop()
             return self._verdict(False, self._began, error)

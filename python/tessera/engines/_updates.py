@@ -47,7 +47,7 @@ class RankStatus:
     """The state of one rank of an engine, as it tells it.
 
     Attributes:
-        version: The version that it serves; 0 before the first update.
+        version: The version that it serves; 0 before the first update, without a run.
         run: Trainer.run of the trainer that sent it; empty: it was not sent.
         torn: Its weights may be of two versions.
         trainer: Run of the trainer that it has met; None: it has met none.
@@ -147,6 +147,12 @@ def served(ranks: Ranks) -> tuple[str, int] | None:
     different = {(each.run, each.version, each.torn) for each in ranks}
     run, version, torn = different.pop() if len(different) == 1 else ("", 0, True)
     return None if torn else (run, version)
+
+
+def shown(ranks: Ranks) -> int | None:
+    """Return the version that all ranks of a server serve and that was sent to it; None: there is none to show."""
+    run, version = served(ranks) or ("", 0)
+    return version if run or version > 0 else None
 
 
 def failed(ranks: Ranks) -> str:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from tessera import UnavailableError
+from tessera.engines._numbers import Number
 from tessera.engines.vllm._client import NotUp, Server
 
 VERDICT = {"ok": True, "rank": 0, "error": "", "version": 1, "staged": None}
@@ -87,7 +88,7 @@ def test_a_server_with_the_plugin_is_asked_once_for_each_step(play):
     played = play({"v1/tessera/join": whole(), "v1/tessera/update": whole(ranks=[serves])})
     server = Server(played.url, "secret", 5, "wait")
     server.join(INIT)
-    assert server.update(3, "run").version == 3
+    assert server.update(Number(3), "run").version == 3
     assert played.asked == [
         ("v1/tessera/join", {"init": INIT}),
         ("v1/tessera/update", {"min_version": 3, "timeout": 5, "pause": "wait", "run": "run"}),
@@ -97,7 +98,7 @@ def test_a_server_with_the_plugin_is_asked_once_for_each_step(play):
 
 def test_a_server_is_asked_to_keep_its_caches(play):
     played = play({"v1/tessera/update": whole()})
-    Server(played.url, None, 5, "keep", clear_cache=False).update(3, "run")
+    Server(played.url, None, 5, "keep", clear_cache=False).update(Number(3), "run")
     assert played.asked == [
         (
             "v1/tessera/update",
@@ -176,7 +177,7 @@ def test_without_the_plugin_the_same_is_done_by_routes_for_development(play):
     }
     server = Server(play(workers.answers).url, None, 5, "keep")
     server.join(INIT)
-    answer = server.update(4, "run")
+    answer = server.update(Number(4), "run")
     assert answer.ok and answer.version == 4
     joining = ["leave", "meet", "status", "learn", "status"]
     assert workers.said == [*joining, "receive", "status", "pause", "commit", "version 4", "resume"]
@@ -188,7 +189,7 @@ def test_without_the_plugin_caches_are_kept_where_that_is_asked(play):
         "tessera_receive": lambda version, timeout: workers.set(ready=True),
         "tessera_commit": lambda: workers.set(ready=False, version=4, verdict=VERDICT),
     }
-    assert Server(play(workers.answers).url, None, 5, "keep", clear_cache=False).update(4, "run").ok
+    assert Server(play(workers.answers).url, None, 5, "keep", clear_cache=False).update(Number(4), "run").ok
     assert workers.said[-4:] == ["pause with caches", "commit", "version 4", "resume"]
 
 
@@ -200,7 +201,7 @@ def test_without_the_plugin_torn_weights_stay_paused(play):
     }
     server = Server(play(workers.answers).url, None, 5, "keep")
     server.join(INIT)
-    answer = server.update(1, "run")
+    answer = server.update(Number(1), "run")
     assert not answer.ok and "left paused" in answer.error and "resume" not in workers.said
 
 
@@ -213,7 +214,7 @@ def test_without_the_plugin_a_commit_that_is_not_answered_is_followed_by_resume(
     server = Server(play(workers.answers).url, None, 5, "keep")
     server.join(INIT)
     with pytest.raises(UnavailableError, match="TypeError"):
-        server.update(1, "run")
+        server.update(Number(1), "run")
     assert workers.said[-2:] == ["status", "resume"]
 
 
@@ -233,7 +234,7 @@ def test_without_the_plugin_a_pause_that_is_refused_is_followed_by_resume(play):
     server = Server(play(workers.answers).url, None, 5, "keep")
     server.join(INIT)
     with pytest.raises(UnavailableError, match="pause.*500"):
-        server.update(1, "run")
+        server.update(Number(1), "run")
     assert workers.said[-2:] == ["status", "resume"]
 
 
@@ -273,7 +274,7 @@ SERVES = {**STATUS, "version": 3, "run": "run"}
 )
 def test_what_ranks_say_counts_more_than_their_server(play, answer, error, version):
     server = Server(play({"v1/tessera/update": whole(**answer)}).url, None, 5, "keep")
-    update = server.update(3, "run").after(3, "run")
+    update = server.update(Number(3), "run").after(3, "run")
     assert (update.ok, update.version) == (not error, version)
     assert update.error.startswith(error) and update.error.count("mixed") <= 1
 
@@ -284,7 +285,7 @@ def test_what_ranks_say_counts_more_than_their_server(play, answer, error, versi
 def test_what_is_no_update_is_named(play, answer):
     server = Server(play({"v1/tessera/update": whole(**answer)}).url, None, 5, "keep")
     with pytest.raises(UnavailableError, match="v1/tessera/update answered {"):
-        server.update(3, "run")
+        server.update(Number(3), "run")
 
 
 def test_a_server_without_any_routes_is_told_how_to_start_it(play):

@@ -362,6 +362,8 @@ def test_a_server_with_another_backend_says_how_to_start_it(backend):
         ({"timeout": "60"}, "timeout='60'"),
         ({"clear_cache": "no"}, "clear_cache='no'"),
         ({"run": 3}, "run=3"),
+        ({"offset": 2}, "offset=2"),
+        ({"offset": True}, "offset=True"),
     ],
 )
 def test_a_bad_request_is_told_what_to_give(body, named):
@@ -371,9 +373,9 @@ def test_a_bad_request_is_told_what_to_give(body, named):
 
 
 def test_a_request_may_leave_out_what_has_a_default():
-    assert update_of({}) == (None, 60.0, "keep", True, None)
-    body = {"min_version": 2, "timeout": 1, "pause": "abort", "clear_cache": False, "run": "r"}
-    assert update_of(body) == (2, 1.0, "abort", False, "r")
+    assert update_of({}) == (None, 60.0, "keep", True, None, 0)
+    body = {"min_version": 2, "timeout": 1, "pause": "abort", "clear_cache": False, "run": "r", "offset": 1}
+    assert update_of(body) == (2, 1.0, "abort", False, "r", 1)
     assert init_of({"init": {"engine": "e"}}) == {"engine": "e"}
     for body in ({}, {"init": 3}, None, {"init": {"timeout": -1}}):
         with pytest.raises(InvalidArgumentError):

@@ -16,6 +16,7 @@ from ..._bus.bus import connect
 from ..._closing import Closing
 from ..._errors import Error, UnavailableError
 from .._http import RefusedError, call
+from .._numbers import Number, Numbers
 from .._updates import EngineUpdate, RankStatus, served
 from .._urls import named_urls
 from ._verdicts import Reader
@@ -76,6 +77,7 @@ class Trainer(Closing):
         try:
             self._batch = self._bus.register(model, batch, "staged", direction="send", timeout=timeout, **options)
             self._leads = self._bus.rank == 0
+            self._numbers = Numbers(self._bus.world)
         except BaseException:
             self._bus.close()
             raise
@@ -87,25 +89,33 @@ class Trainer(Closing):
         """Sends a version, and has every server install it. Collective; the model may be changed once it returns.
 
         Returns what came of it by server on rank 0, and {} on the other ranks. Does not raise for a server that fails.
+
+        Args:
+            version: An integer that grows, from 0. None: the last one + 1; the first is 1.
+
+        Raises:
+            InvalidArgumentError: The version is not newer than the last, or a tensor was freed, resized, or replaced by
+                one that does not fit. The next call counts on as if there had been none.
         """
-        sent = self._batch.send(version).wait()
+        with self._numbers.sending(version) as sent:
+            self._batch.send(sent.on_bus).wait()
         if not self._leads:
             return {}
         with concurrent.futures.ThreadPoolExecutor(len(self._engines), "tessera-sglang") as pool:
             running = {name: pool.submit(self._update, name, sent) for name in self._engines}
             return {name: each.result() for name, each in running.items()}
 
-    def _update(self, name: str, version: int) -> EngineUpdate:
+    def _update(self, name: str, sent: Number) -> EngineUpdate:
         try:
             if not self._attached(name):
-                update, joined = self._session(name, version)
+                update, joined = self._session(name, sent)
                 if not joined:
                     return update
-            self._await(name, version)
-            update, joined = self._session(name, version)
+            self._await(name, sent.on_bus)
+            update, joined = self._session(name, sent)
             if joined:  # it was started again meanwhile
-                self._await(name, version)
-                update, _ = self._session(name, version)
+                self._await(name, sent.on_bus)
+                update, _ = self._session(name, sent)
             return update
         except Error as error:
             return EngineUpdate(False, None, str(error))
@@ -123,7 +133,7 @@ class Trainer(Closing):
                 return
             time.sleep(_POLL_SECONDS)
 
-    def _session(self, name: str, version: int) -> tuple[EngineUpdate, bool]:
+    def _session(self, name: str, sent: Number) -> tuple[EngineUpdate, bool]:
         """One call of the loader in all ranks, and whether the server has only joined by it."""
         url = self._engines[name]
         body = self._asked(name)
@@ -137,8 +147,10 @@ class Trainer(Closing):
             raise
         self._go_on(name)
         update, joined = EngineUpdate.of(ranks, pause=time.monotonic() - began), ranks[0].verdict is None
+        if update.version:  # as ranks count, which is as the bus does
+            update = dataclasses.replace(update, version=update.version - sent.offset)
         if not joined:
-            update = update.after(version, update.run)
+            update = update.after(sent.version, update.run)
         if update.ok and not joined:
             self._post(url, "update_weight_version", {"new_version": str(update.version), "abort_all_requests": False})
         if update.ok and refused is not None:

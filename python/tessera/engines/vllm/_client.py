@@ -10,7 +10,8 @@ from typing import Any
 
 from ..._errors import UnavailableError
 from .._http import NoEngine, NotFound, NotUp, call
-from .._updates import EngineUpdate, RankStatus, failed, read, served
+from .._numbers import Number
+from .._updates import EngineUpdate, RankStatus, failed, read, served, shown
 
 PAUSES = ("keep", "wait", "abort")
 NOT_MET = "it has not met this trainer"
@@ -62,11 +63,12 @@ class Server:
         if failure or any(each.trainer != init["run"] for each in answer.ranks):
             raise UnavailableError(f"{self.url}: {failure or answer.error or NOT_MET}")
 
-    def update(self, version: int, run: str) -> EngineUpdate:
+    def update(self, number: Number, run: str) -> EngineUpdate:
         """Makes it take a version that was sent. `run`: the trainer that it must have met."""
-        body = {"min_version": version, "timeout": self._timeout, "pause": self._pause, "run": run}
+        body = {"min_version": number.on_bus, "timeout": self._timeout, "pause": self._pause, "run": run}
         body |= {} if self._clear_cache else {"clear_cache": False}
-        return self._by("v1/tessera/update", body, lambda: self._update_by_steps(version, run))
+        body |= {"offset": number.offset} if number.offset else {}
+        return self._by("v1/tessera/update", body, lambda: self._update_by_steps(number, run))
 
     def status(self) -> EngineUpdate:
         """Ask which version it serves."""
@@ -120,15 +122,15 @@ class Server:
             ranks = self._settled(self._call("tessera_learn"))
         if failed(ranks):
             self._call("tessera_leave")
-        elif serves := served(ranks):
-            self._show(serves[1])  # what --load-format tessera has loaded, or an earlier trainer has sent
+        else:
+            self._show(ranks)  # what --load-format tessera has loaded, or an earlier trainer has sent
         return EngineUpdate.of(ranks, failed(ranks))
 
-    def _update_by_steps(self, version: int, run: str) -> EngineUpdate:
+    def _update_by_steps(self, number: Number, run: str) -> EngineUpdate:
         ranks = self._call("tessera_status")
         if any(each.trainer != run for each in ranks):
             return EngineUpdate.of(ranks, NOT_MET)
-        ranks = self._call("tessera_receive", version, self._timeout)
+        ranks = self._call("tessera_receive", number.on_bus, self._timeout, *([number.offset] if number.offset else []))
         if failed(ranks):
             return EngineUpdate.of(ranks)
         ranks = self._settled(ranks)
@@ -144,8 +146,8 @@ class Server:
             if served(self._call("tessera_status", timeout=_STATUS_SECONDS)) is not None:
                 self._post("resume")
             raise
-        if serves := served(ranks):
-            self._show(serves[1])
+        if served(ranks) is not None:
+            self._show(ranks)
             self._post("resume")
         return EngineUpdate.of(ranks, pause=time.monotonic() - began)
 
@@ -160,8 +162,9 @@ class Server:
         if count > 1:
             raise UnavailableError(f"{self.url} has {count} replicas: start it with VLLM_PLUGINS=tessera")
 
-    def _show(self, version: int) -> None:
-        if version > 0:
+    def _show(self, ranks: list[RankStatus]) -> None:
+        version = shown(ranks)
+        if version is not None:
             self._post("update_weight_version", {"new_version": str(version)})
 
     def _settled(self, ranks: list[RankStatus]) -> list[RankStatus]:

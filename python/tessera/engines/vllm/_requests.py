@@ -29,13 +29,14 @@ def replicas_of(body: Any) -> int:
 
 
 class Asked(NamedTuple):
-    """A request to update."""
+    """A request to update. `offset`: How much larger a number on the bus, such as min_version, is than the trainer's."""
 
     min_version: int | None
     timeout: float
     pause: str
     clear_cache: bool
     run: str | None
+    offset: int = 0
 
 
 def update_of(body: Any) -> Asked:
@@ -52,7 +53,10 @@ def update_of(body: Any) -> Asked:
     run = body.get("run")
     if run is not None and not isinstance(run, str):
         raise InvalidArgumentError(f"run={run!r}: give the trainer's, as text, or null")
-    return Asked(version, _timeout(body), pause, clear_cache, run)
+    offset = body.get("offset", 0)
+    if isinstance(offset, bool) or offset not in (0, 1):
+        raise InvalidArgumentError(f"offset={offset!r}: give 0, or 1 in a run whose first version is 0")
+    return Asked(version, _timeout(body), pause, clear_cache, run, offset)
 
 
 def _timeout(body: dict[str, Any]) -> float:

@@ -13,6 +13,7 @@ from ..._bus.bus import connect
 from ..._closing import Closing
 from ..._errors import InvalidArgumentError, UnavailableError
 from .._http import NotUp
+from .._numbers import Number, Numbers
 from .._updates import EngineUpdate
 from .._urls import named_urls
 from ._client import NOT_MET, PAUSES, Server
@@ -86,7 +87,6 @@ class Trainer(Closing):
             name: Server(url, key, timeout, pause, clear_cache, replicas[name]) for name, url in urls.items()
         }
         self._grace = grace
-        self._sent = 0
         self._busy: dict[str, concurrent.futures.Future[EngineUpdate]] = {}
         self._pool = concurrent.futures.ThreadPoolExecutor(len(urls), "tessera-vllm")
         self.run = uuid.uuid4().hex[:16]
@@ -95,6 +95,7 @@ class Trainer(Closing):
         try:
             self._batch = self._bus.register(model, batch, "staged", direction="send", timeout=timeout, **options)
             self._leads = self._bus.rank == 0
+            self._numbers = Numbers(self._bus.world)
             self._init = {"pair": pair, "trainer": role, "store": store, "batch": batch, "timeout": timeout}
             self._init |= {name: options[name] for name in ("wire", "delta") if name in options}
             if self._leads:
@@ -115,10 +116,17 @@ class Trainer(Closing):
         """Sends a version, and has every server install it. Collective; the model may be changed once it returns.
 
         Returns what came of it by server on rank 0, and {} on the other ranks. Does not raise for a server that fails.
+
+        Args:
+            version: An integer that grows, from 0. None: the last one + 1; the first is 1.
+
+        Raises:
+            InvalidArgumentError: The version is not newer than the last, or a tensor was freed, resized, or replaced by
+                one that does not fit. The next call counts on as if there had been none.
         """
         # Counted here, not by the batch: ranks of which one comes to an engine earlier must not count from each other.
-        self._sent = version if version is not None else self._sent + 1
-        sent = self._batch.send(self._sent).wait()
+        with self._numbers.sending(version) as sent:
+            self._batch.send(sent.on_bus).wait()
         if not self._leads:
             return {}
         before = {name for name, each in self._busy.items() if not each.done()}
@@ -141,14 +149,14 @@ class Trainer(Closing):
             return EngineUpdate(False, None, f"{self._servers[name].url} was busy with an earlier version")
         return update.result()
 
-    def _update(self, name: str, version: int) -> EngineUpdate:
+    def _update(self, name: str, sent: Number) -> EngineUpdate:
         server = self._servers[name]
         try:
-            answer = server.update(version, self.run)
+            answer = server.update(sent, self.run)
             if answer.error == NOT_MET:  # it was started late, or again
                 self._meet(name)
-                answer = server.update(version, self.run)
-            return answer.after(version, self.run)
+                answer = server.update(sent, self.run)
+            return answer.after(sent.version, self.run)
         except UnavailableError as error:
             return self._failed(server, str(error))
 

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..._errors import InvalidArgumentError
-from .._updates import EngineUpdate, RankStatus, failed, served
+from .._updates import EngineUpdate, RankStatus, failed, served, shown
 from ._client import NOT_MET, statuses
 from ._replicas import Replicas
 from ._settings import BACKEND
@@ -140,12 +140,13 @@ class Endpoints:
 
     async def _received(self, asked: Asked) -> list[RankStatus]:
         """Once no worker receives any more. Replicas of which one has found a newer version than others do it again."""
-        ranks = await self._settled(await self._rpc("tessera_receive", asked.min_version, asked.timeout))
+        more = [asked.offset] if asked.offset else []
+        ranks = await self._settled(await self._rpc("tessera_receive", asked.min_version, asked.timeout, *more))
         for _ in range(_ATTEMPTS):
             if failed(ranks) or self._everywhere().unready(ranks) or not self._apart(ranks):
                 break
             newest = max(each.received or 0 for each in ranks)
-            ranks = await self._settled(await self._rpc("tessera_receive", newest, asked.timeout))
+            ranks = await self._settled(await self._rpc("tessera_receive", newest, asked.timeout, *more))
         return ranks
 
     def _apart(self, ranks: list[RankStatus]) -> str:
@@ -177,11 +178,11 @@ class Endpoints:
 
     async def _show(self, ranks: list[RankStatus]) -> None:
         """Their version in /weight_info, and as what vLLM marks tokens with."""
-        serves = served(ranks)
-        if serves is not None and serves[1] > 0:
-            await self._client.update_weight_version(str(serves[1]))
-            self.version = str(serves[1])
-            self.metrics.show(serves[1])
+        version = shown(ranks)
+        if version is not None:
+            await self._client.update_weight_version(str(version))
+            self.version = str(version)
+            self.metrics.show(version)
 
     async def _rpc(self, method: str, *args: Any, only: Sequence[int] | None = None) -> list[RankStatus]:
         return statuses("the engine", method, await self._everywhere().call(method, args, only))

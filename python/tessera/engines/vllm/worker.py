@@ -32,11 +32,13 @@ class UpdateInfo(_base.WeightTransferUpdateInfo):  # type: ignore[misc, name-def
     min_version: The oldest version to take. None: any that is newer than the last.
     timeout: Seconds until there is one.
     received: The version was received by receive() before; only what is left is done.
+    offset: How much larger numbers on the bus, such as min_version, are than the trainer's own.
     """
 
     min_version: int | None = None
     timeout: float = _DEFAULT_TIMEOUT
     received: bool = False
+    offset: int = 0
 
 
 class TesseraWeightTransferEngine(_base.WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc, name-defined]
@@ -140,7 +142,7 @@ class TesseraWeightTransferEngine(_base.WeightTransferEngine[InitInfo, UpdateInf
 
         def work() -> None:
             with torch.no_grad():
-                live.receive(update_info.min_version, update_info.timeout)
+                live.receive(update_info.min_version, update_info.timeout, update_info.offset)
 
         self._begin("tessera-receive", work)
 
@@ -260,10 +262,12 @@ class Extension:
         engine = self.weight_transfer_engine
         return engine.attempt(engine.shutdown)
 
-    def tessera_receive(self, min_version: int | None = None, timeout: float = _DEFAULT_TIMEOUT) -> dict[str, Any]:
+    def tessera_receive(
+        self, min_version: int | None = None, timeout: float = _DEFAULT_TIMEOUT, offset: int = 0
+    ) -> dict[str, Any]:
         """Begins to receive a version while requests are served."""
         engine = self.weight_transfer_engine
-        return engine.attempt(lambda: engine.receive(UpdateInfo(min_version, timeout)))
+        return engine.attempt(lambda: engine.receive(UpdateInfo(min_version, timeout, offset=offset)))
 
     def tessera_commit(self) -> dict[str, Any]:
         """Installs what was received, on all ranks or on none; while it runs, no request does."""

@@ -359,3 +359,19 @@ def test_a_loader_without_settings_or_sglang_does_not_raise(
         alone = Server(types.SimpleNamespace(rank_in_group=0, world_size=1, cpu_group=None))
         alone.load(LOADERS[MODEL](0, 1).model)
     assert "an update was given up" in caplog.text and "TESSERA_SGLANG=" in caplog.text
+
+
+def test_a_run_may_begin_with_version_zero_and_a_version_that_is_refused_does_not_count(engine: Engine) -> None:
+    weights = Weights()
+    with sglang.Trainer(weights.memory, {"engine0": engine.url}, rank=0, world=1, timeout=60) as trainer:
+        for number, version in ((1, 0), (2, None), (3, 7)):
+            weights.become(number)
+            update = trainer.send(version)["engine0"]
+            shown = number - 1 if version is None else version
+            assert (update.ok, update.version, update.error) == (True, shown, "")
+            assert engine.serves == [number, number]
+            assert ("update_weight_version", {"new_version": str(shown), "abort_all_requests": False}) in engine.calls
+        for version in (7, 3, -1):
+            with pytest.raises(tessera.InvalidArgumentError, match="version"):
+                trainer.send(version)
+        assert trainer.send()["engine0"].version == 8
