@@ -193,6 +193,13 @@ def test_without_the_plugin_caches_are_kept_where_that_is_asked(play):
     assert workers.said[-4:] == ["pause with caches", "commit", "version 4", "resume"]
 
 
+def test_without_the_plugin_a_version_that_is_there_is_not_waited_for(play):
+    workers = Workers()
+    workers.set(run="run", version=4, verdict={**VERDICT, "ok": False, "error": "of an earlier one"})
+    answer = Server(play(workers.answers).url, None, 5, "keep").update(Number(4), "run")
+    assert answer.ok and answer.version == 4 and workers.said == ["status"]
+
+
 def test_without_the_plugin_torn_weights_stay_paused(play):
     workers = Workers()
     workers.on = {

@@ -179,6 +179,30 @@ def test_an_engine_that_has_met_another_trainer_takes_nothing():
     assert client.said == ["tessera_status"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "run", "serves", "is_there"),
+    [
+        (3, "run", 3, True),
+        (3, "run", 4, True),
+        (4, "run", 3, False),
+        (3, "another", 4, False),  # of a trainer before
+        (3, "", 4, False),  # loaded
+        (None, "run", 4, False),  # any that is newer is asked for
+    ],
+)
+def test_a_version_that_a_request_before_has_brought_is_not_waited_for(asked, run, serves, is_there):
+    client = Client()
+    client.set(run=run, version=serves, verdict=verdict(False, 0, "of an earlier one"), failure="")
+    client.installs(5)
+
+    async def update():
+        return await (await started(client)).update(Asked(asked, 5.0, "keep", True, "run"))
+
+    answer = asyncio.run(update())
+    assert answer.ok and answer.version == (serves if is_there else 5)
+    assert ("tessera_receive" in str(client.said)) != is_there
+
+
 def test_ranks_that_serve_different_versions_are_not_served():
     client = Client()
     client.installs(2)

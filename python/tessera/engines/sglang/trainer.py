@@ -17,6 +17,7 @@ from ..._closing import Closing
 from ..._errors import Error, UnavailableError
 from .._http import RefusedError, call
 from .._numbers import Number, Numbers
+from .._under_way import Deadline, Sent, Updates
 from .._updates import EngineUpdate, RankStatus, served
 from .._urls import named_urls
 from ._verdicts import Reader
@@ -83,12 +84,15 @@ class Trainer(Closing):
             raise
         self._readers = {name: Reader(pair, role, name, store, timeout) for name in urls}
         self._ranks: dict[str, int] = {}
+        self._updates = Updates(urls, self._update)
+        self._sending = threading.Lock()
         self._held: set[str] = set()  # left paused: their ranks may hold weights of several versions
 
     def send(self, version: int | None = None) -> dict[str, EngineUpdate]:
         """Sends a version, and has every server install it. Collective; the model may be changed once it returns.
 
         Returns what came of it by server on rank 0, and {} on the other ranks. Does not raise for a server that fails.
+        Calls of several threads come one after the other. After an interrupt the next call waits for what is under way.
 
         Args:
             version: An integer that grows, from 0. None: the last one + 1; the first is 1.
@@ -97,15 +101,14 @@ class Trainer(Closing):
             InvalidArgumentError: The version is not newer than the last, or a tensor was freed, resized, or replaced by
                 one that does not fit. The next call counts on as if there had been none.
         """
-        with self._numbers.sending(version) as sent:
-            self._batch.send(sent.on_bus).wait()
-        if not self._leads:
-            return {}
-        with concurrent.futures.ThreadPoolExecutor(len(self._engines), "tessera-sglang") as pool:
-            running = {name: pool.submit(self._update, name, sent) for name in self._engines}
-            return {name: each.result() for name, each in running.items()}
+        with self._sending:
+            deadline = Deadline(self._timeout)
+            with self._numbers.sending(version) as number:
+                self._batch.send(number.on_bus, timeout=deadline.left).wait()
+            return self._updates.run(Sent(number, deadline)) if self._leads else {}
 
-    def _update(self, name: str, sent: Number) -> EngineUpdate:
+    def _update(self, name: str, sending: Sent) -> EngineUpdate:
+        sent = sending.number
         try:
             if not self._attached(name):
                 update, joined = self._session(name, sent)
@@ -222,10 +225,13 @@ class Trainer(Closing):
         return answer
 
     def close(self) -> None:
-        """Leaves the bus. Servers go on with what they have."""
-        for reader in self._readers.values():
-            reader.close()
-        self._bus.close()
+        """Leaves the bus, once no server is busy any more. Servers go on with what they have."""
+        try:
+            self._updates.close()
+        finally:
+            for reader in self._readers.values():
+                reader.close()
+            self._bus.close()
 
     @property
     def closed(self) -> bool:

@@ -41,6 +41,19 @@ def settled(ranks: list[RankStatus], look: Callable[[], list[RankStatus]]) -> li
     return ranks
 
 
+def serves_already(ranks: list[RankStatus], min_version: int | None, offset: int) -> bool:
+    """Whether all ranks serve a version that suffices, of the trainer that they have met: a request for an earlier one
+    has brought it, as workers take the newest. They would wait for a newer one in vain."""
+    run, version = served(ranks) or ("", 0)
+    is_of_trainer = run != "" and {rank.trainer for rank in ranks} == {run}
+    return min_version is not None and is_of_trainer and version >= min_version - offset
+
+
+def unchanged(ranks: list[RankStatus]) -> EngineUpdate:
+    """Return what it comes to that nothing was to be done, whatever came of updates before."""
+    return EngineUpdate.of([dataclasses.replace(rank, failure="", verdict=None) for rank in ranks])
+
+
 class Server:
     """One vLLM server. Each call has a deadline, and checks what it is answered; raises UnavailableError."""
 
@@ -130,6 +143,8 @@ class Server:
         ranks = self._call("tessera_status")
         if any(each.trainer != run for each in ranks):
             return EngineUpdate.of(ranks, NOT_MET)
+        if serves_already(ranks, number.on_bus, number.offset):
+            return unchanged(ranks)
         ranks = self._call("tessera_receive", number.on_bus, self._timeout, *([number.offset] if number.offset else []))
         if failed(ranks):
             return EngineUpdate.of(ranks)

@@ -29,7 +29,7 @@ def replicas_of(body: Any) -> int:
 
 
 class Asked(NamedTuple):
-    """A request to update. `offset`: How much larger a number on the bus, such as min_version, is than the trainer's."""
+    """A request to update. `offset`: How much larger numbers on the bus, such as min_version, are than a trainer's."""
 
     min_version: int | None
     timeout: float

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import os
+import threading
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,7 +13,8 @@ from ..._bus.bus import connect
 from ..._closing import Closing
 from ..._errors import InvalidArgumentError, UnavailableError
 from .._http import NotUp
-from .._numbers import Number, Numbers
+from .._numbers import Numbers
+from .._under_way import Deadline, Sent, Updates
 from .._updates import EngineUpdate
 from .._urls import named_urls
 from ._client import NOT_MET, PAUSES, Server
@@ -86,9 +87,9 @@ class Trainer(Closing):
         self._servers = {
             name: Server(url, key, timeout, pause, clear_cache, replicas[name]) for name, url in urls.items()
         }
-        self._grace = grace
-        self._busy: dict[str, concurrent.futures.Future[EngineUpdate]] = {}
-        self._pool = concurrent.futures.ThreadPoolExecutor(len(urls), "tessera-vllm")
+        self._timeout = timeout
+        self._updates = Updates(urls, self._update, grace)
+        self._sending = threading.Lock()
         self.run = uuid.uuid4().hex[:16]
         peers = [job for name in urls for job in jobs_of(name, replicas[name])]
         self._bus = connect(pair, role=role, peer=peers, store=store, rank=rank, world=world, timeout=timeout)
@@ -99,8 +100,7 @@ class Trainer(Closing):
             self._init = {"pair": pair, "trainer": role, "store": store, "batch": batch, "timeout": timeout}
             self._init |= {name: options[name] for name in ("wire", "delta") if name in options}
             if self._leads:
-                for each in [self._pool.submit(self._meet_if_up, name) for name in urls]:
-                    each.result()
+                self._updates.each(self._meet_if_up)
         except BaseException:
             self.close()
             raise
@@ -116,6 +116,7 @@ class Trainer(Closing):
         """Sends a version, and has every server install it. Collective; the model may be changed once it returns.
 
         Returns what came of it by server on rank 0, and {} on the other ranks. Does not raise for a server that fails.
+        Calls of several threads come one after the other. After an interrupt the next call waits for what is under way.
 
         Args:
             version: An integer that grows, from 0. None: the last one + 1; the first is 1.
@@ -124,39 +125,22 @@ class Trainer(Closing):
             InvalidArgumentError: The version is not newer than the last, or a tensor was freed, resized, or replaced by
                 one that does not fit. The next call counts on as if there had been none.
         """
-        # Counted here, not by the batch: ranks of which one comes to an engine earlier must not count from each other.
-        with self._numbers.sending(version) as sent:
-            self._batch.send(sent.on_bus).wait()
-        if not self._leads:
-            return {}
-        before = {name for name, each in self._busy.items() if not each.done()}
-        running = {name: self._pool.submit(self._update, name, sent) for name in self._servers if name not in before}
-        self._busy |= running
-        self._wait(running.values())
-        return {name: self._result(name, self._busy[name], name in before) for name in self._servers}
+        with self._sending:
+            deadline = Deadline(self._timeout)
+            # Counted here, not by the batch: ranks that come to an engine one after the other must not count from each
+            # other.
+            with self._numbers.sending(version) as number:
+                self._batch.send(number.on_bus, timeout=deadline.left).wait()
+            return self._updates.run(Sent(number, deadline)) if self._leads else {}
 
-    def _wait(self, updates: Iterable[concurrent.futures.Future[EngineUpdate]]) -> None:
-        left = set(updates)
-        while left:
-            done, left = concurrent.futures.wait(left, None, concurrent.futures.FIRST_COMPLETED)
-            if self._grace is not None and any(each.result().ok for each in done):
-                concurrent.futures.wait(left, self._grace)
-                return
-
-    def _result(self, name: str, update: concurrent.futures.Future[EngineUpdate], is_older: bool) -> EngineUpdate:
-        """Of a server of which something was asked in this send(), or in an earlier one."""
-        if is_older or not update.done():
-            return EngineUpdate(False, None, f"{self._servers[name].url} was busy with an earlier version")
-        return update.result()
-
-    def _update(self, name: str, sent: Number) -> EngineUpdate:
-        server = self._servers[name]
+    def _update(self, name: str, sent: Sent) -> EngineUpdate:
+        server, number = self._servers[name], sent.number
         try:
-            answer = server.update(sent, self.run)
+            answer = server.update(number, self.run)
             if answer.error == NOT_MET:  # it was started late, or again
                 self._meet(name)
-                answer = server.update(sent, self.run)
-            return answer.after(sent.version, self.run)
+                answer = server.update(number, self.run)
+            return answer.after(number.version, self.run)
         except UnavailableError as error:
             return self._failed(server, str(error))
 
@@ -170,8 +154,10 @@ class Trainer(Closing):
 
     def close(self) -> None:
         """Leaves the bus, once no server is busy any more. Servers go on with what they have."""
-        self._pool.shutdown(cancel_futures=True)
-        self._bus.close()
+        try:
+            self._updates.close()
+        finally:
+            self._bus.close()
 
     @property
     def closed(self) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._errors import InvalidArgumentError
 from .._updates import EngineUpdate, RankStatus, failed, served, shown
-from ._client import NOT_MET, statuses
+from ._client import NOT_MET, serves_already, statuses, unchanged
 from ._replicas import Replicas
 from ._settings import BACKEND
 from ._versions import WeightVersions, marked
@@ -111,6 +111,8 @@ class Endpoints:
         ranks = await self._rpc("tessera_status")
         if asked.run is not None and any(each.trainer != asked.run for each in ranks):
             return EngineUpdate.of(ranks, NOT_MET)
+        if serves_already(ranks, asked.min_version, asked.offset):
+            return unchanged(ranks)
         ranks = await self._received(asked)
         if failed(ranks):
             return self._counted(EngineUpdate.of(ranks))

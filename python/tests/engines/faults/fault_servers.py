@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import types
+from collections import Counter
 from collections.abc import Coroutine, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -84,6 +85,7 @@ class Server:
         self.shown = "default"  # what /weight_info says
         self.shown_at: dict[str, float] = {}  # since when
         self.pauses = 0
+        self.asked: Counter[str] = Counter()  # by path
         self.delay = 0.0  # of each call
         self.refuses = False  # as one that is not there yet
         self._lock = threading.Lock()
@@ -174,6 +176,7 @@ class Server:
 
     def _route(self, path: str, body: Any) -> Any:
         path, _, _ = path.strip("/").partition("?")
+        self.asked[path] += 1
         if self.refuses:
             raise NotUp("not there yet")
         if path == "v1/tessera/join":

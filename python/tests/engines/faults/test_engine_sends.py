@@ -3,7 +3,11 @@ processes, a real trainer over HTTP and the bus."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import concurrent.futures
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -25,12 +29,16 @@ def drive(rank: Rank, engines: Mapping[str, str], options: Mapping[str, Any]) ->
             tensors[name].copy_(tensor)
         return trainer.send(version)
 
+    def threads(count: int) -> list[EngineUpdate]:
+        with concurrent.futures.ThreadPoolExecutor(count) as pool:
+            return [sending.result()["engine"] for sending in [pool.submit(trainer.send) for _ in range(count)]]
+
     with trainer:
         rank.tell(trainer.run)
         while (asked := rank.hear()) is not None:
             name, *arguments = asked
             try:
-                rank.tell({"send": send}[name](*arguments))
+                rank.tell({"send": send, "threads": threads}[name](*arguments))
             except BaseException as error:
                 rank.tell(error)
 
@@ -90,4 +98,37 @@ def test_the_first_version_may_be_zero(jobs: Jobs, server: Server) -> None:
         assert server.call("holds", number) == [""] and server.shown == str(shown)
         (status,) = server.call("tessera_status")
         assert (status["run"], status["version"], status["verdict"]["version"]) == (run, shown, shown)
+    end([trainer])
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_sends_of_several_threads_come_one_after_the_other(jobs: Jobs, server: Server) -> None:
+    (trainer,) = begin(jobs, server)
+    trainer.hear()
+    assert ask(trainer, "send", 1).ok
+    updates = ask(trainer, "threads", 4)
+    assert sorted(map(came, updates)) == [(True, version, "") for version in (2, 3, 4, 5)]
+    assert server.shown == "5"
+    end([trainer])
+
+
+def test_after_an_interrupt_the_next_send_waits_and_brings_its_version(jobs: Jobs, server: Server) -> None:
+    (trainer,) = begin(jobs, server)
+    trainer.hear()
+    assert ask(trainer, "send", 1).ok
+    with server._lock:  # no call of its workers is answered
+        trainer.tell(("send", 2))
+        until(lambda: server.asked["v1/tessera/update"] == 2)
+        os.kill(trainer.pid, signal.SIGINT)
+        assert isinstance(trainer.hear(), KeyboardInterrupt)
+        trainer.tell(("send", 3))
+        assert not trainer.connection.poll(0.3)
+    assert came(trainer.hear()["engine"]) == (True, 3, "")
+    assert server.call("holds", 3) == [""] and server.shown == "3"
     end([trainer])
