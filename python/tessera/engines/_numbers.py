@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from .._arguments import whole
@@ -30,34 +30,38 @@ class Numbers:
     """Counts the versions of a run on one rank of its trainer. Every rank counts for itself, and so all of them send
     the same version with the same call. Not thread-safe."""
 
-    def __init__(self, world: int) -> None:
-        """`world`: Number of the trainer's ranks."""
+    def __init__(self, world: int, newest: Callable[[], int] = lambda: 0) -> None:
+        """
+        Args:
+            world: Number of the trainer's ranks.
+            newest: Gives the last that this rank has sent, by its number on the bus: also one that was interrupted.
+        """
         self._world = world
+        self._newest = newest
         self._last: Number | None = None
         self._is_sent = True  # the last one
 
     @contextlib.contextmanager
-    def sending(self, version: int | None) -> Iterator[Number]:
-        """Yield the number of a version that is sent within: `version`, or the next one. What raises there, or is
-        refused here, leaves the count as it was. With several ranks a version that fails once it has begun keeps its
-        number, under which the other ranks may have sent it: a second one would be mixed of both.
-
-        Raises:
-            InvalidArgumentError: It is no number, or is not newer than the last.
-        """
-        number = self._next(version)
+    def sending(self, number: Number) -> Iterator[None]:
+        """Count it, as a version that is sent within. If that raises, the count is as it was. With several ranks such a
+        version keeps its number, under which the other ranks may have sent it: a second one would be mixed of both."""
         try:
-            yield number
+            yield
         except BaseException:
             if self._world > 1:
                 self._last, self._is_sent = number, False
             raise
         self._last, self._is_sent = number, True
 
-    def _next(self, version: int | None) -> Number:
+    def next(self, version: int | None) -> Number:
+        """Return the number of the next version, which is `version` if it is not None. Raises InvalidArgumentError if
+        it is no number, or is not newer than the last."""
         last = self._last
         if version is None:
-            return Number(1) if last is None else last._replace(version=last.version + 1)
+            number = Number(1) if last is None else last._replace(version=last.version + 1)
+            # One that was interrupted may be sent all the same. Of several ranks it may be another one's count.
+            sent = self._newest() if self._world == 1 else 0
+            return number if sent < number.on_bus else number._replace(version=sent + 1 - number.offset)
         version = whole("version", version, lowest=0)
         if last is None:
             return Number(version, int(version == 0))

@@ -46,20 +46,25 @@ class Updates:
     The caller's thread may be interrupted anywhere: it waits in queues only, whose locks no interrupt leaves behind."""
 
     def __init__(
-        self, urls: Mapping[str, str], update: Callable[[str, Sent], EngineUpdate], grace: float | None = None
+        self,
+        urls: Mapping[str, str],
+        update: Callable[[str, Sent], EngineUpdate],
+        grace: float | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
             urls: Of the servers, by their names.
             update: Makes a server take a version. It ends about when the version's deadline does.
             grace: Seconds for the other servers once one has the version. None: as long as the deadline.
+            on_end: Called when one of them is busy no more.
         """
         self._urls = urls
         self._update = update
         self._grace = grace
         self._behind: set[str] = set()  # took longer than the grace; nobody waits until they are done
         self._closed = False
-        self._workers = {name: _Worker(name) for name in urls}
+        self._workers = {name: _Worker(name, on_end) for name in urls}
 
     def run(self, sent: Sent) -> dict[str, EngineUpdate]:
         """Return what came of it, by server. A server that is still busy, as a call before was interrupted, is waited
@@ -107,11 +112,15 @@ class Updates:
         """Whether a server has an update under way."""
         return any(worker.busy for worker in self._workers.values())
 
-    def close(self) -> None:
-        """Waits until no server is busy any more. Idempotent."""
+    def abandon(self) -> None:
+        """Begins no more updates. Waits for none."""
         self._closed = True
         for worker in self._workers.values():
             worker.ask(None)
+
+    def close(self) -> None:
+        """Waits until no server is busy any more. Idempotent."""
+        self.abandon()
         for worker in self._workers.values():
             worker.join()
 
@@ -128,8 +137,9 @@ class _Job(NamedTuple):
 class _Worker:
     """The thread of one server, which does the last of the jobs that have come meanwhile."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, on_end: Callable[[], None]) -> None:
         self._name = name
+        self._on_end = on_end
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._idle = True
         self._thread = threading.Thread(target=self._run, name=f"tessera-{name}", daemon=True)
@@ -158,6 +168,7 @@ class _Worker:
             self._idle = True
             if job is not None and has_time:
                 job.replies.put((self._name, result))
+            self._on_end()
             if None in asked:
                 return
 

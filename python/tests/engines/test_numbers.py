@@ -9,7 +9,8 @@ def sent(numbers, *versions):
     """Sends them; returns their numbers. An exception fails the version before it."""
     sent_numbers = []
     for version, error in versions:
-        with numbers.sending(version) as number:
+        number = numbers.next(version)
+        with numbers.sending(number):
             if error is not None:
                 raise error
         sent_numbers.append(number)

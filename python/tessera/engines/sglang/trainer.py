@@ -10,14 +10,17 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
 from typing import Any
 
 from ..._bus.bus import connect
-from ..._closing import Closing
+from ..._closing import Closing, close_at_exit
 from ..._errors import Error, UnavailableError
 from .._http import RefusedError, call
-from .._numbers import Number, Numbers
-from .._under_way import Deadline, Sent, Updates
+from .._numbers import Number
+from .._ranks import Ranks
+from .._sends import Sends
+from .._under_way import Sent
 from .._updates import EngineUpdate, RankStatus, served
 from .._urls import named_urls
 from ._verdicts import Reader
@@ -77,16 +80,20 @@ class Trainer(Closing):
         self._bus = connect(pair, role=role, peer=list(urls), store=store, rank=rank, world=world, timeout=timeout)
         try:
             self._batch = self._bus.register(model, batch, "staged", direction="send", timeout=timeout, **options)
-            self._leads = self._bus.rank == 0
-            self._numbers = Numbers(self._bus.world)
+            ranks = Ranks(pair, role, batch, store, self._bus.rank, self._bus.world, timeout)
         except BaseException:
             self._bus.close()
             raise
         self._readers = {name: Reader(pair, role, name, store, timeout) for name in urls}
         self._ranks: dict[str, int] = {}
-        self._updates = Updates(urls, self._update)
-        self._sending = threading.Lock()
+        self._sends = Sends(self._bus, self._batch, ranks, urls, self._update, timeout)
         self._held: set[str] = set()  # left paused: their ranks may hold weights of several versions
+        try:
+            self._sends.begin(lambda name: None, timeout)
+        except BaseException:
+            self.abandon()
+            raise
+        close_at_exit(self)
 
     def send(self, version: int | None = None) -> dict[str, EngineUpdate]:
         """Sends a version, and has every server install it. Collective; the model may be changed once it returns.
@@ -100,17 +107,16 @@ class Trainer(Closing):
         Raises:
             InvalidArgumentError: The version is not newer than the last, or a tensor was freed, resized, or replaced by
                 one that does not fit. The next call counts on as if there had been none.
+            Error: On the other ranks: what rank 0 has raised, in this call or in the one before. This version is on
+                offer all the same.
         """
-        with self._sending:
-            deadline = Deadline(self._timeout)
-            with self._numbers.sending(version) as number:
-                self._batch.send(number.on_bus, timeout=deadline.left).wait()
-            return self._updates.run(Sent(number, deadline)) if self._leads else {}
+        return self._sends.send(version)
 
     def _update(self, name: str, sending: Sent) -> EngineUpdate:
         sent = sending.number
         try:
             if not self._attached(name):
+                self._sends.wait_for_ranks(sending)
                 update, joined = self._session(name, sent)
                 if not joined:
                     return update
@@ -225,13 +231,29 @@ class Trainer(Closing):
         return answer
 
     def close(self) -> None:
-        """Leaves the bus, once no server is busy any more. Servers go on with what they have."""
+        """Leaves the bus, once no server is busy any more: each rank waits for that. Servers go on with what they have.
+
+        Raises:
+            Error: On the other ranks: what rank 0's last send() has raised.
+        """
         try:
-            self._updates.close()
+            self._sends.close()
         finally:
-            for reader in self._readers.values():
-                reader.close()
-            self._bus.close()
+            self._close_readers()
+
+    def abandon(self) -> None:
+        self._sends.abandon()
+        self._close_readers()
+
+    def _close_readers(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(Error) if error is not None else contextlib.nullcontext():
+            self.close()
 
     @property
     def closed(self) -> bool:

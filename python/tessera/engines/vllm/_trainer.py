@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import uuid
 from collections.abc import Iterable, Mapping
+from types import TracebackType
 from typing import Any
 
 from ..._bus.bus import connect
-from ..._closing import Closing
-from ..._errors import InvalidArgumentError, UnavailableError
+from ..._closing import Closing, close_at_exit
+from ..._errors import Error, InvalidArgumentError, UnavailableError
 from .._http import NotUp
-from .._numbers import Numbers
-from .._under_way import Deadline, Sent, Updates
+from .._ranks import Ranks
+from .._sends import Sends
+from .._under_way import Sent
 from .._updates import EngineUpdate
 from .._urls import named_urls
 from ._client import NOT_MET, PAUSES, Server
 from ._replicas import jobs_of
+
+
+_JOIN_SECONDS = 20.0  # of a server, beside waiting for the trainer
 
 
 class Trainer(Closing):
@@ -77,7 +81,8 @@ class Trainer(Closing):
             options: Of Bus.register(), such as map=, wire= and delta=.
 
         Raises:
-            UnavailableError: A server refuses; it names it. One that is not up is tried again by each send().
+            UnavailableError: A server refuses; it names it, on every rank. One that is not up is tried again by each
+                send().
         """
         urls = named_urls(engines, "vLLM")
         if pause not in PAUSES:
@@ -87,23 +92,24 @@ class Trainer(Closing):
         self._servers = {
             name: Server(url, key, timeout, pause, clear_cache, replicas[name]) for name, url in urls.items()
         }
-        self._timeout = timeout
-        self._updates = Updates(urls, self._update, grace)
-        self._sending = threading.Lock()
         self.run = uuid.uuid4().hex[:16]
         peers = [job for name in urls for job in jobs_of(name, replicas[name])]
         self._bus = connect(pair, role=role, peer=peers, store=store, rank=rank, world=world, timeout=timeout)
         try:
             self._batch = self._bus.register(model, batch, "staged", direction="send", timeout=timeout, **options)
-            self._leads = self._bus.rank == 0
-            self._numbers = Numbers(self._bus.world)
+            ranks = Ranks(pair, role, batch, store, self._bus.rank, self._bus.world, timeout)
+        except BaseException:
+            self._bus.close()
+            raise
+        self._sends = Sends(self._bus, self._batch, ranks, urls, self._update, timeout, grace)
+        try:
             self._init = {"pair": pair, "trainer": role, "store": store, "batch": batch, "timeout": timeout}
             self._init |= {name: options[name] for name in ("wire", "delta") if name in options}
-            if self._leads:
-                self._updates.each(self._meet_if_up)
+            self._sends.begin(self._meet_if_up, 3 * timeout + _JOIN_SECONDS)
         except BaseException:
-            self.close()
+            self._sends.abandon()
             raise
+        close_at_exit(self)
 
     def _meet_if_up(self, name: str) -> None:
         with contextlib.suppress(NotUp):
@@ -124,20 +130,17 @@ class Trainer(Closing):
         Raises:
             InvalidArgumentError: The version is not newer than the last, or a tensor was freed, resized, or replaced by
                 one that does not fit. The next call counts on as if there had been none.
+            Error: On the other ranks: what rank 0 has raised, in this call or in the one before. This version is on
+                offer all the same.
         """
-        with self._sending:
-            deadline = Deadline(self._timeout)
-            # Counted here, not by the batch: ranks that come to an engine one after the other must not count from each
-            # other.
-            with self._numbers.sending(version) as number:
-                self._batch.send(number.on_bus, timeout=deadline.left).wait()
-            return self._updates.run(Sent(number, deadline)) if self._leads else {}
+        return self._sends.send(version)
 
     def _update(self, name: str, sent: Sent) -> EngineUpdate:
         server, number = self._servers[name], sent.number
         try:
             answer = server.update(number, self.run)
             if answer.error == NOT_MET:  # it was started late, or again
+                self._sends.wait_for_ranks(sent)
                 self._meet(name)
                 answer = server.update(number, self.run)
             return answer.after(number.version, self.run)
@@ -153,11 +156,21 @@ class Trainer(Closing):
         return EngineUpdate(False, None, error)
 
     def close(self) -> None:
-        """Leaves the bus, once no server is busy any more. Servers go on with what they have."""
-        try:
-            self._updates.close()
-        finally:
-            self._bus.close()
+        """Leaves the bus, once no server is busy any more: each rank waits for that. Servers go on with what they have.
+
+        Raises:
+            Error: On the other ranks: what rank 0's last send() has raised.
+        """
+        self._sends.close()
+
+    def abandon(self) -> None:
+        self._sends.abandon()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(Error) if error is not None else contextlib.nullcontext():
+            self.close()
 
     @property
     def closed(self) -> bool:

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+import tessera
+import torch
 from fault_ranks import contents
 from fault_servers import LIMIT, Server
 from jobs import Jobs, Process, Rank
 from tessera.engines import EngineUpdate
+from test_vllm_client import Played
 
 
 def drive(rank: Rank, engines: Mapping[str, str], options: Mapping[str, Any]) -> None:
@@ -22,12 +25,22 @@ def drive(rank: Rank, engines: Mapping[str, str], options: Mapping[str, Any]) ->
     from tessera.engines.vllm import Trainer
 
     tensors = contents(1)
-    trainer = Trainer(tensors, engines, role="trainer", rank=rank.rank, world=rank.world, **options)
+    kept = dict(tensors)
+    try:
+        trainer = Trainer(tensors, engines, role="trainer", rank=rank.rank, world=rank.world, **options)
+    except Exception as error:
+        rank.tell(error)
+        return
 
     def send(number: int, version: int | None = None) -> Any:
         for name, tensor in contents(number).items():
-            tensors[name].copy_(tensor)
+            kept[name].copy_(tensor)
         return trainer.send(version)
+
+    def spoil(size: int | None) -> None:
+        """Puts a tensor of that size in the place of one, or the right one back."""
+        name = min(kept)
+        tensors[name] = kept[name] if size is None else torch.zeros(size)
 
     def threads(count: int) -> list[EngineUpdate]:
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
@@ -38,7 +51,7 @@ def drive(rank: Rank, engines: Mapping[str, str], options: Mapping[str, Any]) ->
         while (asked := rank.hear()) is not None:
             name, *arguments = asked
             try:
-                rank.tell({"send": send, "threads": threads}[name](*arguments))
+                rank.tell({"send": send, "threads": threads, "spoil": spoil}[name](*arguments))
             except BaseException as error:
                 rank.tell(error)
 
@@ -132,3 +145,124 @@ def test_after_an_interrupt_the_next_send_waits_and_brings_its_version(jobs: Job
     assert came(trainer.hear()["engine"]) == (True, 3, "")
     assert server.call("holds", 3) == [""] and server.shown == "3"
     end([trainer])
+
+
+# --- several ranks
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_ranks_may_come_to_their_first_send_one_after_the_other(
+    jobs: Jobs, server: Server, first: int, is_late: bool
+) -> None:
+    server.refuses = is_late
+    ranks = begin(jobs, server, world=2)
+    (run, _) = [process.hear() for process in ranks]
+    server.refuses = False
+    for number in (1, 2):
+        ranks[first].tell(("send", number))
+        assert not ranks[first].connection.poll(0.5) or first == 1
+        ranks[1 - first].tell(("send", number))
+        updates = [process.hear() for process in ranks]
+        assert updates[1] == {} and came(updates[0]["engine"]) == (True, number, "")
+    assert server.serves({run: 0}) == 2
+    end(ranks)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"), [(None, "has no routes for updates"), (500, "answered 500"), (b"<html>", "is no vLLM server")]
+)
+def test_a_server_that_refuses_is_told_to_every_rank(jobs: Jobs, answer: Any, text: str) -> None:
+    played = Played({"v1/tessera/join": answer})
+    ranks = jobs.start("trainer", drive, {"engine": played.url}, {"timeout": LIMIT}, world=3)
+    errors = [process.hear() for process in ranks]
+    assert {(type(error) in (tessera.UnavailableError,), str(error)) for error in errors} == {(True, str(errors[0]))}
+    assert text in str(errors[0])
+    played.close()
+
+
+def test_what_rank_0_raises_is_raised_once_by_the_others(jobs: Jobs, server: Server) -> None:
+    ranks = begin(jobs, server, world=2)
+    (run, _) = [process.hear() for process in ranks]
+
+    def send(number: int) -> list[Any]:
+        for process in ranks:
+            process.tell(("send", number))
+        return [process.hear() for process in ranks]
+
+    assert came(send(1)[0]["engine"]) == (True, 1, "")
+    ask(ranks[0], "spoil", 3)
+    error, *heard = send(2)
+    assert isinstance(error, tessera.InvalidArgumentError)
+    ask(ranks[0], "spoil", None)
+    for number in (3, 4):
+        updates, reply = send(number)
+        assert came(updates["engine"]) == (True, number, "")
+        assert server.serves({run: 0}) == number  # of one call, on all ranks
+        heard.append(reply)
+    assert [(type(reply), str(reply)) for reply in heard if reply] == [(type(error), str(error))]
+    assert heard[2] == {}  # by the next call, or at once
+    end(ranks)
+
+
+def test_what_all_ranks_raise_is_raised_once(jobs: Jobs, server: Server) -> None:
+    ranks = begin(jobs, server, world=2)
+    for process in ranks:
+        process.hear()
+    for fails in (False, True, False, True, False):
+        for process in ranks:
+            ask(process, "spoil", 3 if fails else None)
+            process.tell(("send", 1))
+        first, second = (process.hear() for process in ranks)
+        if fails:
+            assert isinstance(first, tessera.InvalidArgumentError)
+            assert isinstance(second, tessera.InvalidArgumentError)
+        else:
+            assert first["engine"].ok and second == {}
+    end(ranks)
+
+
+def test_no_rank_leaves_while_a_server_is_busy(jobs: Jobs, server: Server) -> None:
+    ranks = begin(jobs, server, world=3)
+    (run, *_) = [process.hear() for process in ranks]
+    for process in ranks:
+        process.tell(("send", 1))
+    updates, *others = [process.hear() for process in ranks]
+    assert updates["engine"].ok and others == [{}, {}]
+    with server._lock:  # no call of its workers is answered
+        for process in ranks:
+            process.tell(("send", 2))
+            process.tell(None)
+        until(lambda: server.asked["v1/tessera/update"] == 2)
+        assert [process.hear() for process in ranks[1:]] == [{}, {}]
+        with pytest.raises(AssertionError):
+            until_ended(ranks, 0.5)
+    assert came(ranks[0].hear()["engine"]) == (True, 2, "")
+    for process in ranks:
+        process.result()
+    assert server.serves({run: 0}) == 2
+
+
+def until_ended(ranks: list[Process], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while all(process.popen.poll() is None for process in ranks):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_rank_0_that_was_killed_is_told_to_the_others(jobs: Jobs, server: Server) -> None:
+    ranks = begin(jobs, server, world=2)
+    for process in ranks:
+        process.hear()
+        process.tell(("send", 1))
+    for process in ranks:
+        process.hear()
+    with server._lock:
+        for process in ranks:
+            process.tell(("send", 2))
+        until(lambda: server.asked["v1/tessera/update"] == 2)
+        ranks[0].kill()
+        assert ranks[1].hear() == {}
+        error = ask(ranks[1], "send", 3)
+        assert isinstance(error, tessera.PeerLostError) and "rank 0 of this trainer is gone" in str(error)
+        end(ranks[1:])

@@ -375,3 +375,48 @@ def test_a_run_may_begin_with_version_zero_and_a_version_that_is_refused_does_no
             with pytest.raises(tessera.InvalidArgumentError, match="version"):
                 trainer.send(version)
         assert trainer.send()["engine0"].version == 8
+
+
+def test_ranks_of_a_trainer_hear_of_each_other(engine: Engine) -> None:
+    weights = [Weights() for _ in range(2)]
+    busy = threading.Event()
+    answer = engine.answer
+
+    def slow(path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        assert path != "begin_weight_update" or busy.wait(60)
+        return answer(path, body)
+
+    def make(rank: int) -> Any:
+        tensors: dict[str, Any] = dict(weights[rank].memory)
+        return sglang.Trainer(tensors, {"engine0": engine.url}, rank=rank, world=2, timeout=60), tensors
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        trainers = list(pool.map(make, range(2)))
+        busy.set()
+        for number in (1, 2):
+            for tensors in weights:
+                tensors.become(number)
+            sending = [pool.submit(trainer.send) for trainer, _ in trainers]
+            assert sending[0].result()["engine0"].ok and sending[1].result() == {}
+        assert engine.serves == [2, 2]
+        tensors = trainers[0][1]
+        name = min(tensors)
+        kept, tensors[name] = tensors[name], torch.zeros(3)
+        sending = [pool.submit(trainer.send) for trainer, _ in trainers]
+        errors = [sending[0].exception(), sending[1].exception()]
+        tensors[name] = kept
+        sending = [pool.submit(trainer.send) for trainer, _ in trainers]
+        assert sending[0].result()["engine0"].version == 4
+        errors.append(sending[1].exception())
+        assert [str(error) for error in errors if error is not None] == [str(errors[0])] * 2
+
+        busy.clear()
+        engine.answer = slow  # type: ignore[method-assign]
+        sending = [pool.submit(trainer.send) for trainer, _ in trainers]
+        assert sending[1].result() == {}
+        leaving = pool.submit(trainers[1][0].close)
+        with pytest.raises(TimeoutError):
+            leaving.result(0.5)
+        busy.set()
+        assert sending[0].result()["engine0"].ok and leaving.result() is None
+        trainers[0][0].close()
