@@ -35,6 +35,10 @@ class NotFound(RefusedError):
     """A server lacks a route."""
 
 
+class Late(UnavailableError):
+    """A server has not answered in time. It may do all the same what was asked."""
+
+
 class NoEngine(UnavailableError):
     """A page of HTML is answered, as by something else than an engine."""
 
@@ -63,12 +67,12 @@ def call(
             text = _answer(request, where, deadline)
         except (OSError, ValueError, http.client.HTTPException, UnavailableError) as error:
             if deadline.passed:
-                raise UnavailableError(f"{where} has not answered in {timeout:g} s") from None
+                raise Late(f"{where} has not answered in {timeout:.3g} s") from None
             if isinstance(error, UnavailableError):
                 raise
             raise UnavailableError(f"{where}: {error}") from None
     if deadline.passed:  # what was cut off may look like an end
-        raise UnavailableError(f"{where} has not answered in {timeout:g} s")
+        raise Late(f"{where} has not answered in {timeout:.3g} s")
     try:
         answer = json.loads(text or b"{}")
     except (ValueError, RecursionError):

@@ -7,6 +7,7 @@ import threading
 import pytest
 from tessera import UnavailableError
 from tessera.engines._numbers import Number
+from tessera.engines._under_way import Deadline
 from tessera.engines.vllm._client import NotUp, Server
 
 VERDICT = {"ok": True, "rank": 0, "error": "", "version": 1, "staged": None}
@@ -223,6 +224,40 @@ def test_without_the_plugin_a_commit_that_is_not_answered_is_followed_by_resume(
     with pytest.raises(UnavailableError, match="TypeError"):
         server.update(Number(1), "run")
     assert workers.said[-2:] == ["status", "resume"]
+
+
+def test_without_the_plugin_a_server_that_did_not_answer_in_the_pause_is_resumed_by_the_next_update(play):
+    workers = Workers()
+    workers.on = {
+        "tessera_receive": lambda version, timeout: workers.set(ready=True),
+        "tessera_commit": lambda: [workers.on.update(tessera_status=lambda: 500), 500][1],
+    }
+    server = Server(play(workers.answers).url, None, 5, "keep")
+    with pytest.raises(UnavailableError, match="500"):
+        server.update(Number(4), "run")
+    assert "resume" not in workers.said
+    workers.on, workers.said = {}, []
+    workers.set(run="run", version=4, ready=False)
+    for said in (["status", "resume"], ["status"]):
+        assert server.update(Number(4), "run").ok
+        assert workers.said == said
+        workers.said = []
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_what_is_asked_ends_with_the_deadline(play, steps):
+    workers = Workers()
+    workers.on = {"tessera_receive": lambda version, timeout: patience.append(timeout)}
+    patience = []
+    took = {"v1/tessera/update": lambda body: [patience.append(body["timeout"]), whole()][1]}
+    server = Server(play(workers.answers if steps else took).url, None, 60, "keep")
+    with server.until(Deadline(30)):
+        server.update(Number(4), "run")
+    assert 0 < patience[0] <= 30
+    with server.until(Deadline(0)), pytest.raises(UnavailableError, match="busy until the time .* was over"):
+        server.update(Number(4), "run")
+    server.update(Number(4), "run")
+    assert len(patience) == 2 and patience[1] == 60
 
 
 def test_without_the_plugin_a_worker_that_cannot_join_takes_the_others_back(play):

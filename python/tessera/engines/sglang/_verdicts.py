@@ -72,15 +72,20 @@ class Reader(Closing):
         except (PeerLostError, UnavailableError):  # it has ended; if it is started again, its numbers are higher
             return int(self._batch.version)
 
-    def read(self, after: int, hurry: threading.Event) -> list[RankStatus]:
+    def read(self, after: int, hurry: threading.Event, seconds: float | None = None) -> list[RankStatus]:
         """That of each rank, of the first verdict with a number above `after`, for which it waits only a moment once
         `hurry` is set and the server has joined. Raises UnavailableError for an answer that is none, and
-        DeadlineExceededError, UnavailableError or PeerLostError where none comes in time."""
-        end = time.monotonic() + self._timeout
+        DeadlineExceededError, UnavailableError or PeerLostError where none comes in time.
+
+        Args:
+            seconds: To wait, if that is less than the time-out.
+        """
+        timeout = self._timeout if seconds is None else min(self._timeout, seconds)
+        end = time.monotonic() + timeout
         if self._bus is None:
             pair, trainer, engine, store = self._options
             reader, teller = _names(trainer, engine)
-            bus = connect(pair, role=reader, peer=teller, store=store, rank=0, world=1, timeout=self._timeout)
+            bus = connect(pair, role=reader, peer=teller, store=store, rank=0, world=1, timeout=timeout)
             try:
                 self._batch = bus.register({"verdicts": self._memory}, _BATCH)
             except BaseException:

@@ -20,13 +20,14 @@ from .._http import RefusedError, call
 from .._numbers import Number
 from .._ranks import Ranks
 from .._sends import Sends
-from .._under_way import Sent
+from .._under_way import Deadline, Sent
 from .._updates import EngineUpdate, RankStatus, served
 from .._urls import named_urls
 from ._verdicts import Reader
 
 LOADER = "tessera.engines.sglang.load"
 _POLL_SECONDS = 0.005
+_ANSWER_SECONDS = 0.25  # after the deadline
 _UNKNOWN = "which weights its ranks hold is not known, and the server is left paused"
 
 
@@ -86,6 +87,7 @@ class Trainer(Closing):
             raise
         self._readers = {name: Reader(pair, role, name, store, timeout) for name in urls}
         self._ranks: dict[str, int] = {}
+        self._deadlines: dict[str, Deadline] = {}  # of the last version, by server
         self._sends = Sends(self._bus, self._batch, ranks, urls, self._update, timeout)
         self._held: set[str] = set()  # left paused: their ranks may hold weights of several versions
         try:
@@ -100,6 +102,7 @@ class Trainer(Closing):
 
         Returns what came of it by server on rank 0, and {} on the other ranks. Does not raise for a server that fails.
         Calls of several threads come one after the other. After an interrupt the next call waits for what is under way.
+        Takes no longer than the time-out by more than a second.
 
         Args:
             version: An integer that grows, from 0. None: the last one + 1; the first is 1.
@@ -114,6 +117,7 @@ class Trainer(Closing):
 
     def _update(self, name: str, sending: Sent) -> EngineUpdate:
         sent = sending.number
+        self._deadlines[name] = sending.deadline
         try:
             if not self._attached(name):
                 self._sends.wait_for_ranks(sending)
@@ -135,8 +139,8 @@ class Trainer(Closing):
 
     def _await(self, name: str, version: int) -> None:
         """Until all its ranks have received the version. Where they do not in time, they say why when they install."""
-        end = time.monotonic() + self._timeout
-        while time.monotonic() < end:
+        deadline = self._deadlines[name]
+        while deadline.left:
             peer = self._batch.peers.get(name)
             if peer is not None and peer.attached and peer.version >= version:
                 return
@@ -144,11 +148,10 @@ class Trainer(Closing):
 
     def _session(self, name: str, sent: Number) -> tuple[EngineUpdate, bool]:
         """One call of the loader in all ranks, and whether the server has only joined by it."""
-        url = self._engines[name]
         body = self._asked(name)
         began = time.monotonic()
         try:
-            self._post(url, "pause_generation", {"mode": self._pause})  # which may happen without an answer
+            self._post(name, "pause_generation", {"mode": self._pause})  # which may happen without an answer
             ranks, refused = self._load(name, body)
         except BaseException:
             with contextlib.suppress(Error):
@@ -161,14 +164,14 @@ class Trainer(Closing):
         if not joined:
             update = update.after(sent.version, update.run)
         if update.ok and not joined:
-            self._post(url, "update_weight_version", {"new_version": str(update.version), "abort_all_requests": False})
+            self._post(name, "update_weight_version", {"new_version": str(update.version), "abort_all_requests": False})
         if update.ok and refused is not None:
             update = dataclasses.replace(update, ok=False, error=f"the weights are installed, and {refused}")
         return update, joined and not ranks[0].failure
 
     def _go_on(self, name: str) -> None:
         if name not in self._held:
-            self._post(self._engines[name], "continue_generation", {})
+            self._post(name, "continue_generation", {})
 
     def _asked(self, name: str) -> dict[str, Any]:
         """What makes SGLang call the loader in all ranks."""
@@ -183,13 +186,15 @@ class Trainer(Closing):
     def _load(self, name: str, body: Mapping[str, Any]) -> tuple[list[RankStatus], Error | None]:
         """What each rank says after the loader has run, and what SGLang has refused. Where it is not known what ranks
         hold, the server is held from then on. Raises Error."""
-        url, reader = self._engines[name], self._readers[name]
+        reader, deadline = self._readers[name], self._deadlines[name]
         after, hurry = reader.newest(), threading.Event()
-        self._begin(url)
+        self._begin(name)
         try:
             with concurrent.futures.ThreadPoolExecutor(1, "tessera-verdict") as beside:
-                telling = beside.submit(reader.read, after, hurry)  # it meets the server while that joins
-                refused = _error_of(lambda: self._post(url, "update_weights_from_tensor", body))
+                telling = beside.submit(
+                    reader.read, after, hurry, deadline.left
+                )  # it meets the server while that joins
+                refused = _error_of(lambda: self._post(name, "update_weights_from_tensor", body))
                 if isinstance(refused, RefusedError):
                     hurry.set()  # a verdict would have been told before
                 untold = _error_of(telling.result)
@@ -199,33 +204,38 @@ class Trainer(Closing):
             elif not isinstance(refused, RefusedError) and self._attached(name):  # without, there is nothing to install
                 self._held.add(name)
         finally:
-            ended = _error_of(lambda: self._post(url, "end_weight_update", {}))
+            ended = _error_of(lambda: self._post(name, "end_weight_update", {}))
         if untold is not None:
             error = str(refused or untold)
             raise UnavailableError(f"{error}; {_UNKNOWN}" if name in self._held else error)
         return ranks, refused or ended
 
-    def _begin(self, url: str) -> None:
+    def _begin(self, name: str) -> None:
         try:
-            self._post(url, "begin_weight_update", {"selector": "target"})
+            self._post(name, "begin_weight_update", {"selector": "target"})
         except UnavailableError as error:
             if "already open" not in str(error):
                 raise
-            self._post(url, "end_weight_update", {})  # of a trainer that has died within
-            self._post(url, "begin_weight_update", {"selector": "target"})
+            self._post(name, "end_weight_update", {})  # of a trainer that has died within
+            self._post(name, "begin_weight_update", {"selector": "target"})
 
     def _ranks_of(self, name: str) -> int:
         """The number of tensor-parallel ranks, each of which takes a payload of its own."""
         if name not in self._ranks:
             url = self._engines[name]
-            found = call(url, "server_info", timeout=self._timeout + 10, method="GET").get("tp_size")
+            found = call(url, "server_info", timeout=self._most(name), method="GET").get("tp_size")
             if not isinstance(found, int) or not 1 <= found <= 1 << 16:
                 raise UnavailableError(f"{url}/server_info says that tp_size is {found!r}")
             self._ranks[name] = found
         return self._ranks[name]
 
-    def _post(self, url: str, path: str, body: Any) -> dict[str, Any]:
-        answer = call(url, path, body, timeout=self._timeout + 10)
+    def _most(self, name: str) -> float:
+        """Return for how long a call may take. What leaves a server paused is tried to be undone after the deadline."""
+        return self._deadlines[name].left + _ANSWER_SECONDS
+
+    def _post(self, name: str, path: str, body: Any) -> dict[str, Any]:
+        url = self._engines[name]
+        answer = call(url, path, body, timeout=self._most(name))
         if answer.get("success", True) is not True:
             raise RefusedError(f"{url}/{path} refused: {str(answer.get('message'))[:500]}")
         return answer

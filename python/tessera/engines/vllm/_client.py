@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..._errors import UnavailableError
-from .._http import NoEngine, NotFound, NotUp, call
+from .._http import Late, NoEngine, NotFound, NotUp, call
 from .._numbers import Number
+from .._under_way import Deadline
 from .._updates import EngineUpdate, RankStatus, failed, read, served, shown
 
 PAUSES = ("keep", "wait", "abort")
@@ -18,6 +19,7 @@ NOT_MET = "it has not met this trainer"
 _POLL_SECONDS = (0.002, 0.05)  # the first, and the longest
 _EXTRA_SECONDS = 10.0  # for what a server does besides waiting for the trainer
 _STATUS_SECONDS = 10.0  # of a server in trouble
+_ANSWER_SECONDS = 0.3  # after a deadline, for the server to say what it has waited for, or what it serves
 _MOST_SHOWN = 500
 
 
@@ -67,6 +69,29 @@ class Server:
         self._clear_cache = clear_cache
         self._replicas = replicas
         self._has_plugin: bool | None = None
+        self._deadline: Deadline | None = None  # of the call under way
+        self.may_be_paused = False  # by steps
+
+    @contextlib.contextmanager
+    def until(self, deadline: Deadline) -> Iterator[None]:
+        """Calls within end by then, or a moment later. What a server waits for ends by then as well, so that it can say
+        what it has waited for."""
+        self._deadline = deadline
+        try:
+            yield
+        finally:
+            self._deadline = None
+
+    def _most(self, seconds: float) -> float:
+        """Return for how long a call may take, of `seconds`."""
+        return seconds if self._deadline is None else min(seconds, self._deadline.left + _ANSWER_SECONDS)
+
+    def _patience(self) -> float:
+        """Return for how long a server may wait for a version."""
+        seconds = self._timeout if self._deadline is None else min(self._timeout, self._deadline.left)
+        if seconds <= 0:
+            raise Late(f"{self.url} was busy until the time for this version was over")
+        return seconds
 
     def join(self, init: Mapping[str, Any]) -> None:
         """Makes it meet the trainer."""
@@ -78,7 +103,7 @@ class Server:
 
     def update(self, number: Number, run: str) -> EngineUpdate:
         """Makes it take a version that was sent. `run`: the trainer that it must have met."""
-        body = {"min_version": number.on_bus, "timeout": self._timeout, "pause": self._pause, "run": run}
+        body = {"min_version": number.on_bus, "timeout": self._patience(), "pause": self._pause, "run": run}
         body |= {} if self._clear_cache else {"clear_cache": False}
         body |= {"offset": number.offset} if number.offset else {}
         return self._by("v1/tessera/update", body, lambda: self._update_by_steps(number, run))
@@ -86,14 +111,14 @@ class Server:
     def status(self) -> EngineUpdate:
         """Ask which version it serves."""
         if self._has_plugin:
-            return self._answer("v1/tessera/status", None, _STATUS_SECONDS, "GET")
+            return self._answer("v1/tessera/status", None, self._most(_STATUS_SECONDS), "GET")
         return EngineUpdate.of(self._call("tessera_status", timeout=_STATUS_SECONDS))
 
     def _by(self, path: str, body: Mapping[str, Any], steps: Callable[[], EngineUpdate]) -> EngineUpdate:
         """By the plugin, or where it is not loaded by `steps`."""
         if self._has_plugin is not False:
             try:
-                answer = self._answer(path, body, 2 * self._timeout + _EXTRA_SECONDS)
+                answer = self._answer(path, body, self._most(2 * self._timeout + _EXTRA_SECONDS))
                 self._has_plugin = True
                 return answer
             except NotFound:
@@ -144,14 +169,18 @@ class Server:
         if any(each.trainer != run for each in ranks):
             return EngineUpdate.of(ranks, NOT_MET)
         if serves_already(ranks, number.on_bus, number.offset):
+            self._go_on()
             return unchanged(ranks)
-        ranks = self._call("tessera_receive", number.on_bus, self._timeout, *([number.offset] if number.offset else []))
+        ranks = self._settled(ranks)  # of a call that was given up
+        more = [number.offset] if number.offset else []
+        ranks = self._call("tessera_receive", number.on_bus, self._patience(), *more)
         if failed(ranks):
             return EngineUpdate.of(ranks)
         ranks = self._settled(ranks)
         if not all(each.ready for each in ranks):
             return EngineUpdate.of(self._call("tessera_commit"))  # installs nothing, and says why
         began = time.monotonic()
+        self.may_be_paused = True
         try:
             self._post(
                 f"pause?mode={self._pause}" + ("" if self._clear_cache else "&clear_cache=false")
@@ -159,19 +188,28 @@ class Server:
             ranks = self._call("tessera_commit")
         except UnavailableError:
             if served(self._call("tessera_status", timeout=_STATUS_SECONDS)) is not None:
-                self._post("resume")
+                self._go_on()
             raise
         if served(ranks) is not None:
             self._show(ranks)
-            self._post("resume")
+            self._go_on()
         return EngineUpdate.of(ranks, pause=time.monotonic() - began)
+
+    def _go_on(self) -> None:
+        if self.may_be_paused:
+            self._post("resume")
+            self.may_be_paused = False
 
     def _require_one_replica(self) -> None:
         """Of several, /collective_rpc tells only what the first one answers."""
         count = self._replicas
         with contextlib.suppress(UnavailableError, KeyError, TypeError, ValueError):  # an older vLLM does not tell
             config = call(
-                self.url, "server_info?config_format=json", timeout=_STATUS_SECONDS, key=self._key, method="GET"
+                self.url,
+                "server_info?config_format=json",
+                timeout=self._most(_STATUS_SECONDS),
+                key=self._key,
+                method="GET",
             )
             count = max(count, int(config["vllm_config"]["parallel_config"]["data_parallel_size"]))
         if count > 1:
@@ -183,11 +221,15 @@ class Server:
             self._post("update_weight_version", {"new_version": str(version)})
 
     def _settled(self, ranks: list[RankStatus]) -> list[RankStatus]:
-        return settled(ranks, lambda: self._call("tessera_status"))
+        def look() -> list[RankStatus]:
+            self._patience()
+            return self._call("tessera_status")
+
+        return settled(ranks, look)
 
     def _call(self, method: str, *args: Any, timeout: float | None = None) -> list[RankStatus]:
         answer = self._post("collective_rpc", {"method": method, "args": args}, timeout)
         return statuses(self.url, method, answer.get("results"))
 
     def _post(self, path: str, body: Any = None, timeout: float | None = None) -> dict[str, Any]:
-        return call(self.url, path, body, timeout=timeout or self._timeout + _EXTRA_SECONDS, key=self._key)
+        return call(self.url, path, body, timeout=self._most(timeout or self._timeout + _EXTRA_SECONDS), key=self._key)

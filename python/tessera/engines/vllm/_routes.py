@@ -24,13 +24,13 @@ def add_routes(app: FastAPI, server: Any) -> None:
     async def join(request: Request) -> JSONResponse:
         async def work() -> Any:
             body = await _body(request)
-            return await server.join(init_of(body), replicas_of(body))
+            return await server.join(init_of(body), replicas_of(body), request.is_disconnected)
 
         return await answer(work)
 
     async def update(request: Request) -> JSONResponse:
         async def work() -> Any:
-            return await server.update(update_of(await _body(request)))
+            return await server.update(update_of(await _body(request)), request.is_disconnected)
 
         return await answer(work)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import uuid
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,8 @@ from typing import Any
 from ..._bus.bus import connect
 from ..._closing import Closing, close_at_exit
 from ..._errors import Error, InvalidArgumentError, UnavailableError
-from .._http import NotUp
+from .._http import Late, NotUp
+from .._numbers import Number
 from .._ranks import Ranks
 from .._sends import Sends
 from .._under_way import Sent
@@ -20,7 +22,6 @@ from .._updates import EngineUpdate
 from .._urls import named_urls
 from ._client import NOT_MET, PAUSES, Server
 from ._replicas import jobs_of
-
 
 _JOIN_SECONDS = 20.0  # of a server, beside waiting for the trainer
 
@@ -123,6 +124,8 @@ class Trainer(Closing):
 
         Returns what came of it by server on rank 0, and {} on the other ranks. Does not raise for a server that fails.
         Calls of several threads come one after the other. After an interrupt the next call waits for what is under way.
+        Takes no longer than the time-out by more than a second: a server that is late then may install the version all
+        the same, or a newer one once it is back.
 
         Args:
             version: An integer that grows, from 0. None: the last one + 1; the first is 1.
@@ -137,23 +140,26 @@ class Trainer(Closing):
 
     def _update(self, name: str, sent: Sent) -> EngineUpdate:
         server, number = self._servers[name], sent.number
-        try:
-            answer = server.update(number, self.run)
-            if answer.error == NOT_MET:  # it was started late, or again
-                self._sends.wait_for_ranks(sent)
-                self._meet(name)
+        with server.until(sent.deadline):
+            try:
                 answer = server.update(number, self.run)
-            return answer.after(number.version, self.run)
-        except UnavailableError as error:
-            return self._failed(server, str(error))
+                if answer.error == NOT_MET:  # it was started late, or again
+                    self._sends.wait_for_ranks(sent)
+                    self._meet(name)
+                    answer = server.update(number, self.run)
+                return answer.after(number.version, self.run)
+            except UnavailableError as error:
+                return self._failed(server, error, number)
 
-    @staticmethod
-    def _failed(server: Server, error: str) -> EngineUpdate:
-        """With the version that it serves, if it says so."""
+    def _failed(self, server: Server, error: UnavailableError, number: Number) -> EngineUpdate:
+        """With the version that it serves, if it says so; that may be the new one."""
         with contextlib.suppress(UnavailableError):
             now = server.status()
-            return EngineUpdate(False, now.version, error, run=now.run)
-        return EngineUpdate(False, None, error)
+            is_there = now.run == self.run and now.version == number.version and not server.may_be_paused
+            if isinstance(error, Late) and is_there:
+                return dataclasses.replace(now, ok=True, error="")
+            return EngineUpdate(False, now.version, str(error), run=now.run)
+        return EngineUpdate(False, None, str(error))
 
     def close(self) -> None:
         """Leaves the bus, once no server is busy any more: each rank waits for that. Servers go on with what they have.

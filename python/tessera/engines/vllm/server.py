@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = (0.002, 0.05)  # the first, and the longest
 _ATTEMPTS = 3  # at a version that all replicas have
+_DROPPED = "the server was busy until the caller had no more time, and did not begin"
+
+HasLeft = Callable[[], Awaitable[bool]]
+
+
+async def _never() -> bool:
+    return False
 
 
 class Endpoints:
@@ -78,18 +85,27 @@ class Endpoints:
     async def status(self) -> EngineUpdate:
         return EngineUpdate.of(await self._rpc("tessera_status"))
 
-    async def join(self, init: dict[str, Any], replicas: int = 1) -> EngineUpdate:
-        """Meets the trainer, which counts on so many replicas; requests are served meanwhile."""
+    async def join(self, init: dict[str, Any], replicas: int = 1, has_left: HasLeft = _never) -> EngineUpdate:
+        """Meets the trainer, which counts on so many replicas; requests are served meanwhile. `has_left`: see
+        update()."""
         self._everywhere().require(replicas)
-        return await self._whole(lambda: self._join(init))
+        return await self._whole(lambda: self._join(init), has_left)
 
-    async def update(self, asked: Asked) -> EngineUpdate:
-        """Takes a version. Goes on to its end if the caller leaves."""
-        return await self._whole(lambda: self._update(asked))
+    async def update(self, asked: Asked, has_left: HasLeft = _never) -> EngineUpdate:
+        """Takes a version. Goes on to its end if the caller leaves; one that has left, or has no time left, before its
+        turn comes is dropped. `has_left`: Whether the caller has."""
+        end = asyncio.get_running_loop().time() + asked.timeout
 
-    async def _whole(self, work: Callable[[], Awaitable[EngineUpdate]]) -> EngineUpdate:
+        async def has_no_time() -> bool:
+            return asyncio.get_running_loop().time() > end or await has_left()
+
+        return await self._whole(lambda: self._update(asked), has_no_time)
+
+    async def _whole(self, work: Callable[[], Awaitable[EngineUpdate]], has_left: HasLeft) -> EngineUpdate:
         async def one_at_a_time() -> EngineUpdate:
             async with self._busy:
+                if await has_left():
+                    return EngineUpdate.of(await self._rpc("tessera_status"), _DROPPED)
                 return await work()
 
         task = asyncio.create_task(one_at_a_time())

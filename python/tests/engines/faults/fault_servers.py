@@ -88,6 +88,8 @@ class Server:
         self.asked: Counter[str] = Counter()  # by path
         self.delay = 0.0  # of each call
         self.refuses = False  # as one that is not there yet
+        self.answering = threading.Event()  # as one that does not stand still
+        self.answering.set()
         self._lock = threading.Lock()
         environment = {"TESSERA_RUNTIME_DIR": str(folder / "run"), "OMP_NUM_THREADS": "1"}
         meeting = free_port()
@@ -159,8 +161,18 @@ class Server:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _answer(self, request: BaseHTTPRequestHandler, body: Any) -> None:
+        self.answering.wait(LIMIT)
+
+        async def has_left() -> bool:
+            try:
+                return request.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+
         try:
-            found, code = self._route(request.path, body), 200
+            found, code = self._route(request.path, body, has_left), 200
         except NotUp as error:
             found, code = {"error": str(error)}, 503
         except Exception as error:
@@ -174,15 +186,15 @@ class Server:
         except OSError:
             pass  # the trainer is gone
 
-    def _route(self, path: str, body: Any) -> Any:
+    def _route(self, path: str, body: Any, has_left: Any) -> Any:
         path, _, _ = path.strip("/").partition("?")
         self.asked[path] += 1
         if self.refuses:
             raise NotUp("not there yet")
         if path == "v1/tessera/join":
-            return fields_of(self._run(self._endpoints.join(init_of(body))))
+            return fields_of(self._run(self._endpoints.join(init_of(body), has_left=has_left)))
         if path == "v1/tessera/update":
-            return fields_of(self._run(self._endpoints.update(update_of(body))))
+            return fields_of(self._run(self._endpoints.update(update_of(body), has_left)))
         if path == "v1/tessera/status":
             return fields_of(self._run(self._endpoints.status()))
         if path == "weight_info":

@@ -4,6 +4,7 @@ processes, a real trainer over HTTP and the bus."""
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import signal
 import time
@@ -37,6 +38,11 @@ def drive(rank: Rank, engines: Mapping[str, str], options: Mapping[str, Any]) ->
             kept[name].copy_(tensor)
         return trainer.send(version)
 
+    def timed(number: int) -> Any:
+        began = time.monotonic()
+        updates = send(number)
+        return updates, time.monotonic() - began
+
     def spoil(size: int | None) -> None:
         """Puts a tensor of that size in the place of one, or the right one back."""
         name = min(kept)
@@ -51,7 +57,7 @@ def drive(rank: Rank, engines: Mapping[str, str], options: Mapping[str, Any]) ->
         while (asked := rank.hear()) is not None:
             name, *arguments = asked
             try:
-                rank.tell({"send": send, "threads": threads, "spoil": spoil}[name](*arguments))
+                rank.tell({"send": send, "threads": threads, "spoil": spoil, "timed": timed}[name](*arguments))
             except BaseException as error:
                 rank.tell(error)
 
@@ -144,6 +150,33 @@ def test_after_an_interrupt_the_next_send_waits_and_brings_its_version(jobs: Job
         assert not trainer.connection.poll(0.3)
     assert came(trainer.hear()["engine"]) == (True, 3, "")
     assert server.call("holds", 3) == [""] and server.shown == "3"
+    end([trainer])
+
+
+@pytest.mark.parametrize("what", ["http", "workers", "processes"])
+def test_a_server_that_stood_still_takes_the_newest_version_once_it_is_back(
+    jobs: Jobs, server: Server, what: str
+) -> None:
+    timeout = 3.0
+    (trainer,) = begin(jobs, server, timeout=timeout)
+    run = trainer.hear()
+    assert ask(trainer, "send", 1).ok
+    with contextlib.ExitStack() as still:
+        if what == "http":
+            server.answering.clear()
+            still.callback(server.answering.set)
+        elif what == "workers":
+            still.enter_context(server._lock)
+        else:
+            os.kill(server.pid(0), signal.SIGSTOP)
+            still.callback(os.kill, server.pid(0), signal.SIGCONT)
+        for number in (2, 3):
+            update, seconds = ask(trainer, "timed", number)
+            assert not update["engine"].ok and "has not answered in" in update["engine"].error
+            assert seconds < timeout + 2  # of which one is for a machine that is busy
+    assert came(ask(trainer, "send", 4)) == (True, 4, "")
+    assert server.serves({run: 0}) == 4 and server.shown == "4" and not server.paused
+    assert came(ask(trainer, "send", 5)) == (True, 5, "")
     end([trainer])
 
 

@@ -420,3 +420,37 @@ def test_ranks_of_a_trainer_hear_of_each_other(engine: Engine) -> None:
         busy.set()
         assert sending[0].result()["engine0"].ok and leaving.result() is None
         trainers[0][0].close()
+
+
+@pytest.mark.parametrize("path", SESSION)
+def test_a_send_ends_at_its_deadline_and_the_next_one_takes_in_a_server_that_is_back(engine: Engine, path: str) -> None:
+    timeout = 4.0
+    weights = Weights()
+    moving, one_at_a_time, answer = threading.Event(), threading.Lock(), engine.answer
+
+    def slow(asked: str, body: Any) -> tuple[int, dict[str, Any]]:
+        assert asked != path or moving.wait(60)
+        with one_at_a_time:
+            return answer(asked, body)
+
+    engine.answer = slow  # type: ignore[method-assign]
+    moving.set()
+    with sglang.Trainer(weights.memory, {"engine0": engine.url}, rank=0, world=1, timeout=timeout) as trainer:
+
+        def sent(number: int) -> Any:
+            weights.become(number)
+            return trainer.send()["engine0"]
+
+        trainer._sends._timeout = 60  # the first takes longer on a busy machine
+        assert sent(1).ok
+        trainer._sends._timeout = timeout
+        moving.clear()
+        for number in (2, 3):
+            began = time.monotonic()
+            assert not sent(number).ok
+            assert time.monotonic() - began < timeout + 2  # of which one is for a machine that is busy
+        moving.set()
+        trainer._sends._timeout = 60
+        update = sent(4)
+        assert update.ok and engine.serves == [4, 4], update
+        assert "continue_generation" in engine.paths()[-2:]
