@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import threading
 import time
@@ -28,11 +27,11 @@ from .._errors import (
     PeerLostError,
     UnavailableError,
 )
+from ._names import with_end
 from ._updates import read
 
 _BYTES = 1 << 15
 _MOST_TEXT = 4000  # characters, of up to 4 bytes
-_MOST_NAME = 48  # characters of a name, of the 64 of one on the bus, which leaves room for an end
 _LISTEN_SECONDS = (1.0, 10.0)  # between looks whether rank 0 is back, and at other times
 _POLL_SECONDS = (0.001, 0.05)  # the first, and the longest
 _LOST_SECONDS = 3.0  # a process that was stopped may go on
@@ -99,7 +98,7 @@ class Ranks(Closing):
         self._sent = 0  # number on the bus of the last version that this rank has sent
         if world == 1:
             return
-        names = [_job_of(role, other) for other in range(world)]
+        names = [with_end(role, f".rank{other}") for other in range(world)]
         own, peers = names[rank], names[1:] if self.leads else names[0]
         self._memory = torch.zeros(_BYTES, dtype=torch.uint8)
         self._bus = connect(
@@ -109,7 +108,7 @@ class Ranks(Closing):
             self._batch, self._numbers = (
                 self._bus.register(
                     {"bytes": memory},
-                    _short(batch, f".{what}"),
+                    with_end(batch, f".{what}"),
                     "staged" if self.leads else "inplace",
                     direction="send" if self.leads else "recv",
                     timeout=timeout,
@@ -232,15 +231,3 @@ class Ranks(Closing):
 
     def _has_heard(self, peer: Any) -> bool:
         return bool(peer.version >= self._batch.version or (peer.error is not None and not peer.attached))
-
-
-def _job_of(role: str, rank: int) -> str:
-    """The name of a rank's own job."""
-    return _short(role, f".rank{rank}")
-
-
-def _short(name: str, end: str) -> str:
-    """`name` with `end` behind it, as a name on the bus."""
-    if len(name) > _MOST_NAME:
-        name = f"{name[: _MOST_NAME - 9]}-{hashlib.sha1(name.encode()).hexdigest()[:8]}"
-    return name + end

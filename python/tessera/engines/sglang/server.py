@@ -24,6 +24,7 @@ from ..._tensors.torch import torch_dtype
 from .._learn import learn_map
 from .._live import LiveWeights
 from .._updates import ANOTHER_FAILED, RankStatus, Verdict, fields_of, read
+from .._waiting import seen_by_trainer
 from ._verdicts import Teller
 
 SETTINGS = "TESSERA_SGLANG"
@@ -133,8 +134,6 @@ class Server:
         return error or ANOTHER_FAILED
 
     def _meet(self, model: torch.nn.Module, settings: Settings) -> None:
-        if self._rank == 0 and self._teller is None:
-            self._teller = Teller(settings.pair, settings.trainer, settings.engine, settings.store, settings.timeout)
         self._bus = connect(
             settings.pair,
             role=settings.engine,
@@ -144,7 +143,12 @@ class Server:
             world=self._group.world_size,
             timeout=settings.timeout,
         )
-        offered = self._bus.manifest(settings.batch)
+        with seen_by_trainer(self._bus, settings.batch, SETTINGS):
+            if self._rank == 0 and self._teller is None:
+                self._teller = Teller(
+                    settings.pair, settings.trainer, settings.engine, settings.store, settings.timeout
+                )
+            offered = self._bus.manifest(settings.batch)
         checkpoint = {each.name: (each.shape, torch_dtype(each.dtype)) for each in offered}
         learned = learn_map(model, checkpoint)  # within an update parameters are as the loader wants them
         if learned.computed:

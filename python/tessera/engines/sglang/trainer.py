@@ -23,7 +23,9 @@ from .._sends import Sends
 from .._under_way import Deadline, Sent
 from .._updates import EngineUpdate, RankStatus, served
 from .._urls import named_urls
+from .._waiting import Callers
 from ._verdicts import Reader
+from .server import SETTINGS
 
 LOADER = "tessera.engines.sglang.load"
 _POLL_SECONDS = 0.005
@@ -81,6 +83,7 @@ class Trainer(Closing):
         self._bus = connect(pair, role=role, peer=list(urls), store=store, rank=rank, world=world, timeout=timeout)
         try:
             self._batch = self._bus.register(model, batch, "staged", direction="send", timeout=timeout, **options)
+            self._callers = Callers(self._bus, batch, timeout)
             ranks = Ranks(pair, role, batch, store, self._bus.rank, self._bus.world, timeout)
         except BaseException:
             self._bus.close()
@@ -131,7 +134,8 @@ class Trainer(Closing):
                 update, _ = self._session(name, sent)
             return update
         except Error as error:
-            return EngineUpdate(False, None, str(error))
+            hint = "" if self._attached(name) else self._callers.hint(name, SETTINGS)
+            return EngineUpdate(False, None, f"{error}{hint}")
 
     def _attached(self, name: str) -> bool:
         peer = self._batch.peers.get(name)

@@ -18,12 +18,13 @@ from .._learn import LearnedMap, learn_map
 from .._live import LiveWeights, Plan, Serving, one_rank
 from .._pages import StagedPages
 from .._vote import StoreVote, group_store
+from .._waiting import seen_by_trainer
 from ._computed import Computed
 from ._generation import worker_base
 from ._layers import plan_of
 from ._meta import on_meta
 from ._replicas import job_of, rank_of
-from ._settings import copies_always
+from ._settings import NAMED_BY, copies_always
 
 _base = worker_base()
 _MOST_NAMED = 5
@@ -106,8 +107,8 @@ class Joined:
         store = group_store(f"tessera/{self._engine}/{meeting}")
         return StoreVote(store, self._rank, self._world, self.info.timeout)
 
-    def meet(self) -> None:
-        """Waits for the trainer, and for what it offers."""
+    def meet(self, is_loading: bool = False) -> None:
+        """Waits for the trainer, and for what it offers. `is_loading`: this engine has chosen its name by itself."""
         info = self.info
         if info.refused:
             raise InvalidArgumentError(info.refused)
@@ -120,7 +121,8 @@ class Joined:
             world=self._world,
             timeout=info.timeout,
         )
-        self._offered = self._bus.manifest(info.batch)
+        with seen_by_trainer(self._bus, info.batch, NAMED_BY) if is_loading else contextlib.nullcontext():
+            self._offered = self._bus.manifest(info.batch)
 
     def learn(self) -> None:
         """Where what is offered goes in the model. Its parameters are put aside for that moment."""

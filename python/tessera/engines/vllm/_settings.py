@@ -7,6 +7,8 @@ import os
 from ..._errors import InvalidArgumentError
 
 BACKEND = "tessera"
+NAMED_BY = "--model-loader-extra-config"
+"""Where a server that loads from a trainer is given its name."""
 
 
 def keeps_linears() -> bool:

@@ -20,8 +20,10 @@ from .._sends import Sends
 from .._under_way import Sent
 from .._updates import EngineUpdate
 from .._urls import named_urls
+from .._waiting import Callers
 from ._client import NOT_MET, PAUSES, Server
 from ._replicas import jobs_of
+from ._settings import NAMED_BY
 
 _JOIN_SECONDS = 20.0  # of a server, beside waiting for the trainer
 
@@ -98,6 +100,7 @@ class Trainer(Closing):
         self._bus = connect(pair, role=role, peer=peers, store=store, rank=rank, world=world, timeout=timeout)
         try:
             self._batch = self._bus.register(model, batch, "staged", direction="send", timeout=timeout, **options)
+            self._callers = Callers(self._bus, batch, timeout)
             ranks = Ranks(pair, role, batch, store, self._bus.rank, self._bus.world, timeout)
         except BaseException:
             self._bus.close()
@@ -149,10 +152,13 @@ class Trainer(Closing):
                     answer = server.update(number, self.run)
                 return answer.after(number.version, self.run)
             except UnavailableError as error:
-                return self._failed(server, error, number)
+                return self._failed(name, error, number)
 
-    def _failed(self, server: Server, error: UnavailableError, number: Number) -> EngineUpdate:
+    def _failed(self, name: str, error: UnavailableError, number: Number) -> EngineUpdate:
         """With the version that it serves, if it says so; that may be the new one."""
+        server = self._servers[name]
+        if isinstance(error, NotUp):
+            return EngineUpdate(False, None, f"{error}{self._callers.hint(name, NAMED_BY)}")
         with contextlib.suppress(UnavailableError):
             now = server.status()
             is_there = now.run == self.run and now.version == number.version and not server.may_be_paused

@@ -44,7 +44,7 @@ class TesseraModelLoader(BaseModelLoader):  # type: ignore[misc]
         serving = Serving()
         joined = Joined(model, get_current_vllm_config(), self._info, serving, "loading")
         try:
-            joined.meet()
+            joined.meet(is_loading=True)
             joined.learn()
             joined.register(is_loading=True)
             joined.load(self._info.timeout, is_strict=model_config.quantization is None)

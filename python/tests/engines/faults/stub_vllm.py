@@ -24,6 +24,13 @@ class Info:
     """The base of init and update info."""
 
 
+class Loader:
+    """The base of model loaders."""
+
+    def __init__(self, load_config: Any) -> None:
+        self.load_config = load_config
+
+
 class Group:
     """The group of all ranks."""
 
@@ -47,7 +54,13 @@ def install(rank: int, world: int) -> None:
     RANK, WORLD = rank, world
     contents: dict[str, dict[str, Any]] = {
         "vllm": {},
-        "vllm.config": {"set_current_vllm_config": lambda config: contextlib.nullcontext()},
+        "vllm.config": {
+            "set_current_vllm_config": lambda config: contextlib.nullcontext(),
+            "get_current_vllm_config": config,
+        },
+        "vllm.model_executor": {},
+        "vllm.model_executor.model_loader": {},
+        "vllm.model_executor.model_loader.base_loader": {"BaseModelLoader": Loader},
         "vllm.distributed": {},
         "vllm.distributed.parallel_state": {"get_world_group": Group},
         "vllm.distributed.weight_transfer": {},

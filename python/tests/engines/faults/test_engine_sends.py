@@ -8,13 +8,14 @@ import contextlib
 import os
 import signal
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 import tessera
 import torch
-from fault_ranks import contents
+from fault_ranks import Place, contents, made
 from fault_servers import LIMIT, Server
 from jobs import Jobs, Process, Rank
 from tessera.engines import EngineUpdate
@@ -177,6 +178,52 @@ def test_a_server_that_stood_still_takes_the_newest_version_once_it_is_back(
     assert came(ask(trainer, "send", 4)) == (True, 4, "")
     assert server.serves({run: 0}) == 4 and server.shown == "4" and not server.paused
     assert came(ask(trainer, "send", 5)) == (True, 5, "")
+    end([trainer])
+
+
+def load(rank: Rank, extra: dict[str, Any]) -> str:
+    """What a worker of `--load-format tessera` does."""
+    import stub_vllm
+
+    stub_vllm.install(0, 1)
+    from tessera.engines import on_meta
+    from tessera.engines.vllm import _joined, worker
+    from tessera.engines.vllm.loader import TesseraModelLoader
+
+    _joined.on_meta = on_meta  # type: ignore[assignment]
+    model = made(Place(0, 1, 0, False, 60))
+    rank.tell("begins")
+    try:
+        loader = TesseraModelLoader(types.SimpleNamespace(model_loader_extra_config=extra))
+        loader.load_weights(model, types.SimpleNamespace(quantization="none", dtype=None))
+    except tessera.Error as error:
+        return str(error)
+    serving = worker._LOADED[model]
+    wanted = made(Place(0, 1, 0, False, 60))
+    wanted.load_weights(contents(serving.version).items())
+    assert all(torch.equal(tensor, wanted.state_dict()[name]) for name, tensor in model.state_dict().items())
+    return f"version {serving.version}"
+
+
+@pytest.mark.parametrize("engine", ["engine", "engine7"])
+def test_a_server_that_waits_under_another_name_is_told(jobs: Jobs, server: Server, engine: str) -> None:
+    server.refuses = True  # as one that is not up while it loads
+    (trainer,) = begin(jobs, server)
+    trainer.hear()
+    assert "waits for this trainer" not in ask(trainer, "send", 1).error
+    (loader,) = jobs.start(engine, load, {"engine": engine, "timeout": 10 if engine == "engine7" else LIMIT})
+    assert loader.hear() == "begins"
+    if engine == "engine":
+        assert loader.result() == "version 1"
+        assert "waits for this trainer" not in ask(trainer, "send", 2).error
+    else:
+        errors = {ask(trainer, "send", 1).error}
+        until(lambda: errors.add(ask(trainer, "send", 1).error) or len(errors) > 1)
+        (error,) = [error for error in errors if "engine7 waits for this trainer" in error]
+        assert "or give it the name 'engine' in --model-loader-extra-config" in error
+        text = loader.result()
+        assert "trainer is there, and offers nothing to 'engine7': name this server so" in text
+        assert "in --model-loader-extra-config" in text
     end([trainer])
 
 

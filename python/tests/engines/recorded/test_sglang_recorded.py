@@ -454,3 +454,13 @@ def test_a_send_ends_at_its_deadline_and_the_next_one_takes_in_a_server_that_is_
         update = sent(4)
         assert update.ok and engine.serves == [4, 4], update
         assert "continue_generation" in engine.paths()[-2:]
+
+
+def test_a_server_that_waits_under_another_name_is_told() -> None:
+    with tempfile.TemporaryDirectory(prefix="tessera-") as folder, Jobs(pathlib.Path(folder), forked=True) as jobs:
+        engine = Engine(jobs, "engine7", timeout=12)
+        with sglang.Trainer(Weights().memory, {"engine0": engine.url}, rank=0, world=1, timeout=6) as trainer:
+            update = trainer.send()["engine0"]
+        assert not update.ok and "engine7 waits for this trainer, which has no server of that name" in update.error
+        assert "or give it the name 'engine0' in TESSERA_SGLANG" in update.error
+        engine.stop()
