@@ -14,7 +14,7 @@ import torch
 
 from .._bus.bus import Bus
 from .._errors import DeadlineExceededError, Error
-from ._names import with_end
+from ._names import user_name, with_end
 
 _MOST_NAMED = 5
 
@@ -26,10 +26,12 @@ class Callers:
         """Collective over the trainer's ranks."""
         self._batch = bus.register(_nothing(), _name(batch), direction="send", timeout=timeout)
         self._known = frozenset(bus.peers)
+        self._pair = bus.pair
 
     def unknown(self) -> list[str]:
         """Names of jobs that wait for this trainer, and that it does not name."""
-        return [name for name, peer in self._batch.peers.items() if peer.attached and name not in self._known]
+        jobs = [job for job, peer in self._batch.peers.items() if peer.attached and job not in self._known]
+        return [user_name(job, self._pair) for job in jobs]
 
     def hint(self, name: str, how: str) -> str:
         """Return what to add to an error about a server that is not there; empty: nothing.
@@ -56,7 +58,8 @@ def seen_by_trainer(bus: Bus, batch: str, how: str) -> Iterator[None]:
         how: Says where this server is given its name.
 
     Raises:
-        DeadlineExceededError: In place of one that is raised within, if the trainer is there and does not name this job.
+        DeadlineExceededError: In place of one that is raised within, if the trainer is there, and does not name this
+            job.
     """
     with bus.register(_nothing(), _name(batch)) as waiting:
         with contextlib.suppress(Error):  # in the background: a trainer of another release does not answer
@@ -66,9 +69,10 @@ def seen_by_trainer(bus: Bus, batch: str, how: str) -> Iterator[None]:
         except DeadlineExceededError as error:
             if waiting.direction is None:
                 raise
+            trainer, own = user_name(bus.peer, bus.pair), user_name(bus.role, bus.pair)
             raise DeadlineExceededError(
-                f"{bus.peer} is there, and offers nothing to {bus.role!r}: name this server so in its "
-                f"engines={{NAME: URL}}, or give it the name that stands there in {how} ({error})"
+                f"{trainer} is there, and offers nothing to {own!r}: name this server so in its engines={{NAME: URL}}, "
+                f"or give it the name that stands there in {how} ({error})"
             ) from None
 
 

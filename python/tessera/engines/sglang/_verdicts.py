@@ -12,6 +12,7 @@ import torch
 from ..._bus.bus import Bus, connect
 from ..._closing import Closing
 from ..._errors import DeadlineExceededError, PeerLostError, UnavailableError
+from .._names import with_end
 from .._updates import Ranks, RankStatus, fields_of, read
 
 _BYTES = 1 << 16
@@ -26,7 +27,7 @@ _GRACE_SECONDS = 2.0  # verdicts are told before SGLang answers
 
 def _names(trainer: str, engine: str) -> tuple[str, str]:
     """The jobs of both ends."""
-    return f"{trainer}.{engine}", f"{engine}.verdicts"
+    return with_end(f"{trainer}.{engine}", ""), with_end(engine, ".verdicts")
 
 
 class Teller(Closing):

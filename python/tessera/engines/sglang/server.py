@@ -6,6 +6,7 @@ an update is told to the trainer beside SGLang.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ from ..._errors import CancelledError, DeadlineExceededError, Error, InvalidArgu
 from ..._tensors.torch import torch_dtype
 from .._learn import learn_map
 from .._live import LiveWeights
+from .._names import job_name
 from .._updates import ANOTHER_FAILED, RankStatus, Verdict, fields_of, read
 from .._waiting import seen_by_trainer
 from ._verdicts import Teller
@@ -64,8 +66,10 @@ class Settings:
     def from_environment() -> Settings:
         given = os.environ.get(SETTINGS, "")
         try:
-            return Settings(**json.loads(given))
-        except (ValueError, TypeError) as error:
+            settings = Settings(**json.loads(given))
+            engine, trainer = (job_name(name, settings.pair) for name in (settings.engine, settings.trainer))
+            return dataclasses.replace(settings, engine=engine, trainer=trainer)
+        except (ValueError, TypeError, AttributeError) as error:
             raise InvalidArgumentError(f'{SETTINGS}={given}: give {{"engine": NAME}} ({error})') from None
 
 

@@ -17,6 +17,7 @@ from ..._bus.bus import connect
 from ..._closing import Closing, close_at_exit
 from ..._errors import Error, UnavailableError
 from .._http import RefusedError, call
+from .._names import job_name, one_of_each_pair
 from .._numbers import Number
 from .._ranks import Ranks
 from .._sends import Sends
@@ -70,6 +71,8 @@ class Trainer(Closing):
             model: A torch module, or {name: tensor}.
             engines: The servers' URLs, by the names that TESSERA_SGLANG gives them; of one or several without names
                 these are engine0, engine1 and so on.
+            pair: Tells this experiment from others that share a store, such as all on one machine. The servers name it,
+                too.
             pause: What happens to running requests while weights are installed, as in SGLang's /pause_generation:
                 "abort", "retract" or "in_place".
             flush_cache: Drop what the server has computed with the old weights, which it refuses while requests are
@@ -80,7 +83,10 @@ class Trainer(Closing):
         self._timeout = timeout
         self._pause = pause
         self._flush_cache = flush_cache
-        self._bus = connect(pair, role=role, peer=list(urls), store=store, rank=rank, world=world, timeout=timeout)
+        self._jobs = {name: job_name(name, pair) for name in urls}
+        role, peers = job_name(role, pair), list(self._jobs.values())
+        with one_of_each_pair(pair):
+            self._bus = connect(pair, role=role, peer=peers, store=store, rank=rank, world=world, timeout=timeout)
         try:
             self._batch = self._bus.register(model, batch, "staged", direction="send", timeout=timeout, **options)
             self._callers = Callers(self._bus, batch, timeout)
@@ -88,7 +94,7 @@ class Trainer(Closing):
         except BaseException:
             self._bus.close()
             raise
-        self._readers = {name: Reader(pair, role, name, store, timeout) for name in urls}
+        self._readers = {name: Reader(pair, role, job, store, timeout) for name, job in self._jobs.items()}
         self._ranks: dict[str, int] = {}
         self._deadlines: dict[str, Deadline] = {}  # of the last version, by server
         self._sends = Sends(self._bus, self._batch, ranks, urls, self._update, timeout)
@@ -138,14 +144,14 @@ class Trainer(Closing):
             return EngineUpdate(False, None, f"{error}{hint}")
 
     def _attached(self, name: str) -> bool:
-        peer = self._batch.peers.get(name)
+        peer = self._batch.peers.get(self._jobs[name])
         return peer is not None and peer.attached
 
     def _await(self, name: str, version: int) -> None:
         """Until all its ranks have received the version. Where they do not in time, they say why when they install."""
         deadline = self._deadlines[name]
         while deadline.left:
-            peer = self._batch.peers.get(name)
+            peer = self._batch.peers.get(self._jobs[name])
             if peer is not None and peer.attached and peer.version >= version:
                 return
             time.sleep(_POLL_SECONDS)

@@ -14,6 +14,7 @@ from ..._bus.bus import connect
 from ..._closing import Closing, close_at_exit
 from ..._errors import Error, InvalidArgumentError, UnavailableError
 from .._http import Late, NotUp
+from .._names import job_name, one_of_each_pair
 from .._numbers import Number
 from .._ranks import Ranks
 from .._sends import Sends
@@ -71,6 +72,7 @@ class Trainer(Closing):
             engines: The servers' URLs, by the names that their jobs get on the bus; of one or several without names
                 these are engine0, engine1 and so on. The servers are started with VLLM_PLUGINS=tessera, or with
                 VLLM_SERVER_DEV_MODE=1.
+            pair: Tells this experiment from others that share a store, such as all on one machine.
             pause: What happens to running requests while weights are installed, as in vLLM's /pause: "keep" (a request
                 may have tokens of two versions), "wait" (requests end with the version with which they began, and the
                 update waits for them) or "abort".
@@ -96,8 +98,10 @@ class Trainer(Closing):
             name: Server(url, key, timeout, pause, clear_cache, replicas[name]) for name, url in urls.items()
         }
         self.run = uuid.uuid4().hex[:16]
-        peers = [job for name in urls for job in jobs_of(name, replicas[name])]
-        self._bus = connect(pair, role=role, peer=peers, store=store, rank=rank, world=world, timeout=timeout)
+        peers = [job for name in urls for job in jobs_of(job_name(name, pair), replicas[name])]
+        role, self._pair = job_name(role, pair), pair
+        with one_of_each_pair(pair):
+            self._bus = connect(pair, role=role, peer=peers, store=store, rank=rank, world=world, timeout=timeout)
         try:
             self._batch = self._bus.register(model, batch, "staged", direction="send", timeout=timeout, **options)
             self._callers = Callers(self._bus, batch, timeout)
@@ -120,7 +124,7 @@ class Trainer(Closing):
             self._meet(name)
 
     def _meet(self, name: str) -> None:
-        self._servers[name].join({**self._init, "engine": name, "run": self.run})
+        self._servers[name].join({**self._init, "engine": job_name(name, self._pair), "run": self.run})
 
     def send(self, version: int | None = None) -> dict[str, EngineUpdate]:
         """Sends a version, and has every server install it. Collective; the model may be changed once it returns.

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from ..._bus.bus import connect
 from ..._errors import Error, InvalidArgumentError, UnavailableError
+from .._names import job_name, one_of_each_pair
 from .._updates import EngineUpdate, failed
 from ._client import settled
 from ._control import reached_by
@@ -55,10 +56,8 @@ class TesseraTrainerInitInfo(_base.TrainerInitInfo):  # type: ignore[misc, name-
 
     def for_workers(self) -> dict[str, Any]:
         """worker.InitInfo, as plain values."""
-        return {
-            name: getattr(self, name)
-            for name in ("pair", "trainer", "engine", "store", "batch", "timeout", "wire", "delta")
-        }
+        same = {name: getattr(self, name) for name in ("pair", "store", "batch", "timeout", "wire", "delta")}
+        return same | {name: job_name(getattr(self, name), self.pair) for name in ("trainer", "engine")}
 
 
 class TesseraTrainerEngine(_base.TrainerWeightTransferEngine[TesseraTrainerInitInfo]):  # type: ignore[misc, name-defined]
@@ -101,15 +100,16 @@ class TesseraTrainerEngine(_base.TrainerWeightTransferEngine[TesseraTrainerInitI
         self._timeout = info.timeout
         if self.is_sender:
             self._reached = reached_by(self.client, info.timeout + 10)
-        self._bus = connect(
-            info.pair,
-            role=info.trainer,
-            peer=[info.engine],
-            store=info.store,
-            rank=info.rank,
-            world=info.world,
-            timeout=info.timeout,
-        )
+        with one_of_each_pair(info.pair):
+            self._bus = connect(
+                info.pair,
+                role=job_name(info.trainer, info.pair),
+                peer=[job_name(info.engine, info.pair)],
+                store=info.store,
+                rank=info.rank,
+                world=info.world,
+                timeout=info.timeout,
+            )
         self._held = Held(_base, self.source, self._bus.rank, self._bus.world)
         self._batch = self._bus.register(
             self._held.tensors,

@@ -10,6 +10,7 @@ import torch
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from ..._errors import InvalidArgumentError
+from .._names import job_name
 
 # What else it needs is imported by the processes that load a model, not by each that knows the plugin.
 
@@ -29,7 +30,10 @@ class TesseraModelLoader(BaseModelLoader):  # type: ignore[misc]
             raise InvalidArgumentError(
                 f"--model-loader-extra-config: {unknown[0]!r} is not known: give some of {', '.join(sorted(known))}"
             )
-        self._info = InitInfo(**given)
+        info = InitInfo(**given)
+        self._info = dataclasses.replace(
+            info, engine=job_name(info.engine, info.pair), trainer=job_name(info.trainer, info.pair)
+        )
 
     def download_model(self, model_config: Any) -> None:
         """Nothing: weights come from the trainer."""

@@ -205,19 +205,22 @@ def load(rank: Rank, extra: dict[str, Any]) -> str:
     return f"version {serving.version}"
 
 
+@pytest.mark.parametrize("pair", ["weights", "of-a-second-experiment"])
 @pytest.mark.parametrize("engine", ["engine", "engine7"])
-def test_a_server_that_waits_under_another_name_is_told(jobs: Jobs, server: Server, engine: str) -> None:
+def test_a_server_that_waits_under_another_name_is_told(jobs: Jobs, server: Server, engine: str, pair: str) -> None:
     server.refuses = True  # as one that is not up while it loads
-    (trainer,) = begin(jobs, server)
+    (trainer,) = begin(jobs, server, pair=pair)
     trainer.hear()
     assert "waits for this trainer" not in ask(trainer, "send", 1).error
-    (loader,) = jobs.start(engine, load, {"engine": engine, "timeout": 10 if engine == "engine7" else LIMIT})
+    (loader,) = jobs.start(
+        engine, load, {"engine": engine, "pair": pair, "timeout": 10 if engine == "engine7" else LIMIT}
+    )
     assert loader.hear() == "begins"
     if engine == "engine":
         assert loader.result() == "version 1"
         assert "waits for this trainer" not in ask(trainer, "send", 2).error
     else:
-        errors = {ask(trainer, "send", 1).error}
+        errors: set[str] = set()
         until(lambda: errors.add(ask(trainer, "send", 1).error) or len(errors) > 1)
         (error,) = [error for error in errors if "engine7 waits for this trainer" in error]
         assert "or give it the name 'engine' in --model-loader-extra-config" in error
@@ -225,6 +228,26 @@ def test_a_server_that_waits_under_another_name_is_told(jobs: Jobs, server: Serv
         assert "trainer is there, and offers nothing to 'engine7': name this server so" in text
         assert "in --model-loader-extra-config" in text
     end([trainer])
+
+
+def test_experiments_with_a_pair_of_their_own_share_a_machine(jobs: Jobs, folder: Any) -> None:
+    pairs = ["weights", "one", "two"]
+    servers = [Server(folder, "engine", 1) for _ in pairs]
+    trainers = [begin(jobs, server, pair=pair)[0] for server, pair in zip(servers, pairs, strict=True)]
+    for trainer in trainers:
+        trainer.hear()
+    for number, trainer in enumerate(trainers, 1):
+        assert came(ask(trainer, "send", number)) == (True, 1, "")
+    for number, server in enumerate(servers, 1):
+        assert server.call("holds", number) == [""]
+    for pair in pairs:  # of one that is there already
+        (second,) = begin(jobs, servers[0], pair=pair)
+        error = second.hear()
+        assert isinstance(error, tessera.AlreadyExistsError)
+        assert "duplicate rank" in str(error) and "give each a pair= of its own" in str(error) and pair in str(error)
+    end(trainers)
+    for server in servers:
+        server.close()
 
 
 # --- several ranks

@@ -124,6 +124,7 @@ class Engine:
         self.refusing: dict[str, tuple[int, str]] = {}
         self.jobs, self.settings = jobs, {"engine": name, "timeout": 60, **settings}
         self.generation = 0
+        self.asking = threading.Lock()
         self.ranks: list[Process] = []
         self.start()
         engine = self
@@ -175,9 +176,10 @@ class Engine:
         return 200, {"message": "Generation paused successfully.", "status": "ok"}
 
     def ask(self, name: str, *argument: Any) -> list[Any]:
-        for rank in self.ranks:
-            rank.tell((name, argument))
-        return [rank.hear() for rank in self.ranks]
+        with self.asking:
+            for rank in self.ranks:
+                rank.tell((name, argument))
+            return [rank.hear() for rank in self.ranks]
 
     @property
     def serves(self) -> list[int | None]:
@@ -191,8 +193,9 @@ class Engine:
         self.http.shutdown()
         self.thread.join()
         self.http.server_close()
-        for rank in self.ranks:
-            rank.tell(None)
+        with self.asking:  # what the server does for a caller that has left
+            for rank in self.ranks:
+                rank.tell(None)
         for rank in self.ranks:
             rank.result()
 
@@ -426,12 +429,11 @@ def test_ranks_of_a_trainer_hear_of_each_other(engine: Engine) -> None:
 def test_a_send_ends_at_its_deadline_and_the_next_one_takes_in_a_server_that_is_back(engine: Engine, path: str) -> None:
     timeout = 4.0
     weights = Weights()
-    moving, one_at_a_time, answer = threading.Event(), threading.Lock(), engine.answer
+    moving, answer = threading.Event(), engine.answer
 
     def slow(asked: str, body: Any) -> tuple[int, dict[str, Any]]:
         assert asked != path or moving.wait(60)
-        with one_at_a_time:
-            return answer(asked, body)
+        return answer(asked, body)
 
     engine.answer = slow  # type: ignore[method-assign]
     moving.set()
