@@ -92,6 +92,7 @@ class Ranks(Closing):
         self._bus: Bus | None = None
         self._lock = threading.Lock()
         self._is_leaving = False
+        self._raised = -1  # the last error of rank 0 that was raised here
         self._lost: tuple[float, Exception] | None = None
         self._threads: list[threading.Thread] = []
         self._world = world
@@ -125,9 +126,9 @@ class Ranks(Closing):
     # --- rank 0
 
     def tell(self, change: Callable[[State], State]) -> None:
-        """Tell the other ranks a state, changed from the last one. Never raises: a rank that does not hear ends its
-        waits by their deadlines."""
-        if self._bus is None:
+        """Tell the other ranks, if this is rank 0, a state that is changed from the last one. Never raises: a rank that
+        does not hear ends its waits by their deadlines."""
+        if self._bus is None or not self.leads:
             return
         with self._lock, contextlib.suppress(Error):
             state = change(self.state)
@@ -180,6 +181,45 @@ class Ranks(Closing):
             pause = min(longest, 2 * pause)
         return self.state
 
+    def wait_for_begin(self, seconds: float) -> None:
+        """Wait for what rank 0 does before the first send. Raises what it raises there."""
+        state = self.wait(lambda state: state.ended >= 0 or state.closed, "that it has begun", seconds)
+        if state.failed == 0:
+            self.raise_failure(state)
+
+    def wait_for_end(self, call: int, seconds: float) -> State:
+        """Wait until a call has ended on rank 0, before this rank sends the next version. Raises UnavailableError, or
+        what rank 0 has raised, if it leaves."""
+        state = self.wait(
+            lambda state: state.ended >= call or state.closed, "that its send() before has ended", seconds
+        )
+        if state.closed:
+            self.raise_failure(state)
+            raise UnavailableError("rank 0 has closed this trainer: it sends nothing more")
+        return state
+
+    def wait_until_idle(self, call: int, seconds: float) -> State:
+        """Wait until no server is busy with the version of a call, or one before it. Never raises: if rank 0 is gone,
+        its servers take nothing more."""
+
+        def is_over(state: State) -> bool:
+            return state.closed or (state.ended >= call and not state.busy)
+
+        try:
+            return self.wait(is_over, "that no server is busy", seconds)
+        except Error:
+            return self.state
+
+    def raise_failure(self, state: State) -> None:
+        """Raise what rank 0 has raised, unless this rank has raised it before."""
+        if state.failed > self._raised:
+            self._raised = state.failed
+            raise state.error
+
+    def has_failed(self, call: int) -> None:
+        """Note that this rank has raised an error in a call: what rank 0 raises there is not raised again."""
+        self._raised = max(self._raised, call)
+
     def _listen(self) -> None:
         while True:
             try:
@@ -219,6 +259,7 @@ class Ranks(Closing):
         if bus is None or bus.closed:
             return
         self._is_leaving = True
+        self.tell(lambda state: dataclasses.replace(state, busy=False, closed=True))
         try:
             if self.leads:
                 end = time.monotonic() + _HEAR_SECONDS

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._bus.bus import Bus
-from .._errors import Error, InvalidArgumentError, UnavailableError
+from .._errors import InvalidArgumentError
 from ._numbers import Numbers
 from ._ranks import Ranks, State
 from ._under_way import Deadline, Sent, Updates
@@ -48,7 +48,6 @@ class Sends:
         # other.
         self._numbers = Numbers(bus.world, lambda: int(batch.version))
         self._sending = threading.Lock()
-        self._heard = -1  # the last error of rank 0 that was raised here
         self._updates = Updates(urls, update, grace, self._tell_busy) if ranks.leads else None
 
     def begin(self, work: Callable[[str], None], seconds: float) -> None:
@@ -58,8 +57,7 @@ class Sends:
             seconds: That it takes at most.
         """
         if self._updates is None:
-            state = self._ranks.wait(lambda state: state.ended >= 0, "what became of Trainer() there", seconds)
-            self._raise_failure(state, call=0)
+            self._ranks.wait_for_begin(seconds)
             return
         error: BaseException | None = None
         try:
@@ -96,26 +94,14 @@ class Sends:
         try:
             # Counted from here on: rank 0 sends this number, whatever becomes of it on this rank.
             with self._numbers.sending(number):
-                state = self._wait_for_end(last, deadline.left + _MARGIN_SECONDS)
+                state = self._ranks.wait_for_end(last, deadline.left + _MARGIN_SECONDS)
                 self._batch.send(number.on_bus, timeout=max(deadline.left, _MARGIN_SECONDS)).wait()
         except Exception:
-            self._heard = max(self._heard, number.on_bus)  # where rank 0 has raised, too
+            self._ranks.has_failed(number.on_bus)
             raise
         self._ranks.has_sent(number.on_bus)
-        self._raise_failure(state)
+        self._ranks.raise_failure(state)
         return {}
-
-    def _wait_for_end(self, call: int, seconds: float) -> State:
-        """Wait until a call has ended on rank 0."""
-
-        def has_ended(state: State) -> bool:
-            return state.ended >= call or state.closed
-
-        state = self._ranks.wait(has_ended, "that its send() before has ended", seconds)
-        if state.closed:
-            self._raise_failure(state)
-            raise UnavailableError("rank 0 has closed this trainer: it sends nothing more")
-        return state
 
     def wait_for_ranks(self, sent: Sent) -> None:
         """Wait until all ranks have sent a version, on rank 0, before a server joins: a rank that sends less than the
@@ -127,12 +113,6 @@ class Sends:
     def _last(self) -> int:
         """The last version's number on the bus; 0 before the first."""
         return 0 if self._numbers.last is None else self._numbers.last.on_bus
-
-    def _raise_failure(self, state: State, call: int | None = None) -> None:
-        """Raise what rank 0 has raised, of `call` or of any, unless this rank has raised it before."""
-        if state.failed > self._heard and (call is None or state.failed == call):
-            self._heard = state.failed
-            raise state.error
 
     def _tell_end(self, call: int, error: BaseException | None) -> None:
         self._ranks.tell(lambda state: self._with_busy(state.after(call, error)))
@@ -154,28 +134,16 @@ class Sends:
             if self._updates is not None:
                 self._updates.close()
             else:
-                state = self._wait_for_servers()
+                state = self._ranks.wait_until_idle(self._last, 2 * self._timeout)
         finally:
             self.abandon()
-        self._raise_failure(state)
-
-    def _wait_for_servers(self) -> State:
-        last = self._last
-
-        def is_over(state: State) -> bool:
-            return state.closed or (state.ended >= last and not state.busy)
-
-        try:
-            return self._ranks.wait(is_over, "that no server is busy", 2 * self._timeout)
-        except Error:  # it is gone, and its servers take nothing more
-            return self._ranks.state
+        self._ranks.raise_failure(state)
 
     def abandon(self) -> None:
         """Leaves at once."""
         if self._updates is not None:
             self._updates.abandon()
         try:
-            self._ranks.tell(lambda state: dataclasses.replace(state, busy=False, closed=True))
             self._ranks.close()
         finally:
             self._bus.close()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..._bus.bus import connect
 from ..._errors import Error, InvalidArgumentError, UnavailableError
 from .._names import job_name, one_of_each_pair
+from .._numbers import Numbers
+from .._ranks import Ranks
 from .._updates import EngineUpdate, failed
 from ._client import settled
 from ._control import reached_by
@@ -17,6 +21,7 @@ from ._settings import BACKEND
 from ._sources import Held
 
 _base = trainer_base()
+_EXTRA_SECONDS = 20.0  # that rank 0 may take beside waiting
 
 
 @dataclass
@@ -71,6 +76,7 @@ class TesseraTrainerEngine(_base.TrainerWeightTransferEngine[TesseraTrainerInitI
     init_info_cls = TesseraTrainerInitInfo
 
     _bus: Any = None
+    _ranks: Any = None
     _last: EngineUpdate | None = None
 
     @classmethod
@@ -120,12 +126,18 @@ class TesseraTrainerEngine(_base.TrainerWeightTransferEngine[TesseraTrainerInitI
             wire=info.wire,
             delta=info.delta,
         )
+        role, rank, world = self._bus.role, self._bus.rank, self._bus.world
+        self._numbers = Numbers(world, lambda: int(self._batch.version))
+        self._ranks = Ranks(info.pair, role, info.batch, info.store, rank, world, info.timeout)
         if self.is_sender:
-            self._asked(lambda: self.client.init_weight_transfer_engine(info.for_workers()))
-            refused = failed(self._reached.call("tessera_status", []))
-            if refused:
-                raise UnavailableError(f"the engine: {refused}")
-        self._batch.wait_peers(1, timeout=info.timeout)  # so that all ranks count versions from here
+            with self._telling(0):
+                self._asked(lambda: self.client.init_weight_transfer_engine(info.for_workers()))
+                refused = failed(self._reached.call("tessera_status", []))
+                if refused:
+                    raise UnavailableError(f"the engine: {refused}")
+        else:
+            self._ranks.wait_for_begin(3 * info.timeout + _EXTRA_SECONDS)
+        self._batch.wait_peers(1, timeout=info.timeout)
 
     @property
     def last_update(self) -> EngineUpdate | None:
@@ -137,19 +149,46 @@ class TesseraTrainerEngine(_base.TrainerWeightTransferEngine[TesseraTrainerInitI
         run while the engine receives; between vLLM's start and finish it only settles and copies, between two steps.
 
         Raises:
-            UnavailableError: On rank 0: the engine does not serve the version; it says why. It serves the one before,
-                and the next call works. If it says that weights of two versions are mixed, pause the engine until one
-                does.
+            UnavailableError: The engine does not serve the version; it says why. It serves the one before, and the next
+                call works. If it says that weights of two versions are mixed, pause the engine until one does. The
+                other ranks raise what rank 0 does in this call or in the next one, once their part is on offer.
         """
         if self._bus is None:
             raise InvalidArgumentError("this engine of a trainer is shut down: make another one")
-        self._held.refill()
-        version = self._batch.send().wait()
-        if not self.is_sender:
-            return
-        self._last = self._update(version)
-        if not self._last.ok:
-            raise UnavailableError(f"version {version} is not served: {self._last.error}")
+        before = self._last_number
+        number = self._numbers.next(None)
+        with self._telling(number.on_bus) if self.is_sender else contextlib.nullcontext():
+            try:
+                with self._numbers.sending(number):
+                    self._held.refill()
+                    if not self.is_sender:
+                        state = self._ranks.wait_for_end(before, 3 * self._timeout + _EXTRA_SECONDS)
+                    self._batch.send(number.on_bus).wait()
+            except Exception:
+                self._ranks.has_failed(number.on_bus)
+                raise
+            if not self.is_sender:
+                self._ranks.raise_failure(state)
+                return
+            self._last = self._update(number.on_bus)
+            if not self._last.ok:
+                raise UnavailableError(f"version {number.on_bus} is not served: {self._last.error}")
+
+    @property
+    def _last_number(self) -> int:
+        return 0 if self._numbers.last is None else self._numbers.last.on_bus
+
+    @contextlib.contextmanager
+    def _telling(self, call: int) -> Iterator[None]:
+        """Tells the other ranks what is raised within, and the end of it."""
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            self._ranks.tell(lambda state: state.after(call, error))
 
     def _update(self, version: int) -> EngineUpdate:
         call = self._reached.call
@@ -182,10 +221,17 @@ class TesseraTrainerEngine(_base.TrainerWeightTransferEngine[TesseraTrainerInitI
             raise UnavailableError(f"the client: {type(error).__name__}: {error}") from error
 
     def shutdown(self) -> None:
-        """Leaves the bus. The engine goes on with what it has."""
+        """Leaves the bus, on other ranks once rank 0's last call has ended. The engine goes on with what it has."""
         bus, self._bus = self._bus, None
-        if bus is not None:
-            bus.close()
+        ranks, self._ranks = self._ranks, None
+        try:
+            if ranks is not None and not ranks.leads:
+                ranks.wait_until_idle(self._last_number, 3 * self._timeout)
+        finally:
+            if ranks is not None:
+                ranks.close()
+            if bus is not None:
+                bus.close()
 
 
 register()  # vLLM runs plugins in its own processes only

@@ -275,6 +275,56 @@ def test_pieces_are_sent_in_the_layout_that_their_metadata_declares(folder):
         worker.play("shutdown")
 
 
+class Refusing(Client):
+    """A client that fails where it is told to."""
+
+    failing = ""
+
+    def __getattribute__(self, name):
+        if name == object.__getattribute__(self, "failing"):
+            raise OSError(f"no {name}")
+        return object.__getattribute__(self, name)
+
+
+def test_ranks_raise_what_rank_0_raises(vllm):
+    loading = LOADERS["fused"](0, 1)
+    model = Trained(loading.checkpoint)
+    model.become(1, loading.checkpoint)
+    client = Refusing(vllm.worker(loading.model))
+
+    def train(rank):
+        info = vllm.ours.TesseraTrainerInitInfo(rank=rank, world=2, pair="played-refused")
+        source = vllm.base.ModuleSource(model)
+        return vllm.factory.WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+
+        def both(work, *arguments):
+            calls = [threads.submit(work, *each) for each in zip(*arguments, strict=True)]
+            return [call.exception() or call.result() for call in calls]
+
+        client.failing = "init_weight_transfer_engine"
+        errors = both(train, range(2))
+        assert {(type(error).__name__, str(error)) for error in errors} == {
+            ("UnavailableError", "the client: OSError: no init_weight_transfer_engine")
+        }
+        client.failing = ""
+        trainers = both(train, range(2))
+        replies = []
+        for failing in ("", "update_weights", "", ""):
+            client.failing = failing
+            replies.append(both(lambda trainer: trainer.send_weights(), trainers))
+        assert [str(first or "") for first, _ in replies][::2] == ["", ""] and replies[3] == [None, None]
+        assert "no update_weights" in str(replies[1][0])
+        heard = [str(second) for _, second in replies if second]
+        assert heard == [str(replies[1][0])]
+        expected = LOADERS["fused"](0, 1).model
+        expected.load_weights(iter(values(loading.checkpoint, 1).items()))
+        assert all(torch.equal(each, tensors(expected)[name]) for name, each in tensors(loading.model).items())
+        both(lambda trainer: trainer.shutdown(), trainers)
+    client.worker.play("shutdown")
+
+
 def test_without_a_source_or_with_a_client_that_cannot_ask_it_is_refused(vllm):
     trainer_init = vllm.factory.WeightTransferTrainerFactory.trainer_init
     info = vllm.ours.TesseraTrainerInitInfo(rank=0, world=1, pair="refused")
