@@ -42,7 +42,7 @@ _KINDS = {kind.code: kind for kind in Error.__subclasses__()}
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What rank 0 has done.
+    """The calls of rank 0 so far.
 
     Attributes:
         ended: Number on the bus of the version whose send() has ended; 0: Trainer() has; -1: it has not.

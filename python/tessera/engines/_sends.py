@@ -18,7 +18,7 @@ _MARGIN_SECONDS = 0.9  # beyond the time-out, which rank 0 may have used up
 
 
 class Sends:
-    """What a Trainer does on each of its ranks, whatever its engines are. Rank 0 has the servers updated, and tells the
+    """The calls of one rank of a Trainer, whatever its engines are. Rank 0 has the servers updated, and tells the
     other ranks when a call of its own has ended, and what it has raised. They wait for that before they send the next
     version, or leave: one that was ahead would have rank 0 count from it as a server joins, and one that has left takes
     with it what a server still reads."""
@@ -61,7 +61,7 @@ class Sends:
             return
         error: BaseException | None = None
         try:
-            self._updates.each(work)
+            self._updates.for_each(work)
         except BaseException as caught:
             error = caught
             raise
@@ -88,8 +88,8 @@ class Sends:
                 self._tell_end(number.on_bus, error)
 
     def _send_along(self, version: int | None, deadline: Deadline) -> dict[str, EngineUpdate]:
-        """What the other ranks do. An error of rank 0 is raised once this rank's part of a version is there: rank 0 may
-        have gone on."""
+        """Send as another rank than 0. An error of rank 0 is raised once this rank's part of the version is there, as
+        rank 0 may have gone on."""
         last, number = self._last, self._numbers.next(version)
         try:
             # Counted from here on: rank 0 sends this number, whatever becomes of it on this rank.

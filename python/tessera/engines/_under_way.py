@@ -89,7 +89,7 @@ class Updates:
     def _busy(self, name: str) -> EngineUpdate:
         return EngineUpdate(False, None, f"{self._urls[name]} was busy with an earlier version")
 
-    def each(self, work: Callable[[str], None]) -> None:
+    def for_each(self, work: Callable[[str], None]) -> None:
         """Do something for each server, beside each other. Raises what one of them does, once all have ended."""
         replies: Replies = queue.SimpleQueue()
         for name in self._urls:
@@ -109,7 +109,7 @@ class Updates:
 
     @property
     def busy(self) -> bool:
-        """Whether a server has an update under way."""
+        """True while a server has an update under way."""
         return any(worker.busy for worker in self._workers.values())
 
     def abandon(self) -> None:
@@ -174,7 +174,7 @@ class _Worker:
 
 
 def _result_of(work: Callable[[], Any]) -> Any:
-    """What it returns, or the exception that it raises."""
+    """Return what it returns, or the exception that it raises."""
     try:
         return work()
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""What rank 0 of a trainer tells the other ranks; no engine is needed."""
+"""Calls of rank 0 of a trainer, as the other ranks hear of them; no engine is needed."""
 
 import concurrent.futures
 import dataclasses

@@ -14,7 +14,7 @@ LIMIT = 60
 
 
 class Servers:
-    """What plays servers: an update waits while its server is closed. `taken`: (server, version), in order."""
+    """Plays servers: an update waits while its server is closed. `taken`: (server, version), in order."""
 
     def __init__(self, *names):
         self.open = {name: threading.Event() for name in names}
@@ -124,7 +124,7 @@ def test_a_failure_of_one_is_raised_once_all_have_ended(make):
         ended.append(name)
 
     with pytest.raises(ValueError, match="a"):
-        updates.each(work)
+        updates.for_each(work)
     assert ended == ["b"]
 
 

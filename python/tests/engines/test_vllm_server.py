@@ -1,6 +1,7 @@
 """The routes of a vLLM server, over an engine's client that plays workers; no vLLM is needed."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -231,6 +232,28 @@ def test_requests_that_do_not_end_in_time_keep_their_version_and_go_on():
     answer = asyncio.run(run())
     assert not answer.ok and "requests did not end in 0.01 s" in answer.error
     assert client.said[-2:] == ["pause wait", "resume"] and ("tessera_commit",) not in client.said
+
+
+def test_what_receiving_took_is_not_there_for_the_pause():
+    client = Client()
+    client.installs(1)
+    client.on["tessera_receive"] = lambda: [time.sleep(0.3), client.set(ready=True)]
+    waited = []
+
+    async def pause(*, mode, clear_cache):
+        began = time.monotonic()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            waited.append(time.monotonic() - began)
+
+    client.pause_generation = pause
+
+    async def run():
+        return await (await started(client)).update(Asked(1, 0.6, "wait", True, None))
+
+    assert "requests did not end in 0.6 s" in asyncio.run(run()).error
+    assert waited[0] < 0.5 and client.said[-1] == "resume"
 
 
 def test_caches_are_kept_where_that_is_asked():

@@ -44,8 +44,8 @@ def settled(ranks: list[RankStatus], look: Callable[[], list[RankStatus]]) -> li
 
 
 def serves_already(ranks: list[RankStatus], min_version: int | None, offset: int) -> bool:
-    """Whether all ranks serve a version that suffices, of the trainer that they have met: a request for an earlier one
-    has brought it, as workers take the newest. They would wait for a newer one in vain."""
+    """Return whether all ranks serve a version that suffices, of the trainer that they have met: a request for an
+    earlier one has brought it, as workers take the newest. They would wait for a newer one in vain."""
     run, version = served(ranks) or ("", 0)
     is_of_trainer = run != "" and {rank.trainer for rank in ranks} == {run}
     return min_version is not None and is_of_trainer and version >= min_version - offset

@@ -124,6 +124,7 @@ class Endpoints:
 
     async def _update(self, asked: Asked) -> EngineUpdate:
         self._everywhere().require_all()
+        end = asyncio.get_running_loop().time() + asked.timeout
         ranks = await self._rpc("tessera_status")
         if asked.run is not None and any(each.trainer != asked.run for each in ranks):
             return EngineUpdate.of(ranks, NOT_MET)
@@ -140,7 +141,7 @@ class Endpoints:
         began = time.monotonic()
         is_one_version = True
         try:
-            if not await self._is_paused(asked):
+            if not await self._is_paused(asked, end - asyncio.get_running_loop().time()):
                 error = f"requests did not end in {asked.timeout:g} s, and nothing is installed"
                 return self._counted(EngineUpdate.of(ranks, error))
             is_one_version = False  # as long as nobody knows what a commit has done
@@ -172,11 +173,12 @@ class Endpoints:
         versions = {each.received for each in ranks} if self._everywhere().count > 1 else set()
         return f"replicas have received versions {sorted(each or 0 for each in versions)}" if len(versions) > 1 else ""
 
-    async def _is_paused(self, asked: Asked) -> bool:
-        """With "wait", requests may take longer to end than anybody waits."""
+    async def _is_paused(self, asked: Asked, seconds: float) -> bool:
+        """Pauses; returns whether that was done in `seconds`. With "wait", requests may take longer to end than anybody
+        waits."""
         pause = self._client.pause_generation(mode=asked.pause, clear_cache=asked.clear_cache)
         try:
-            await asyncio.wait_for(pause, asked.timeout)
+            await asyncio.wait_for(pause, max(seconds, 0.0))
         except TimeoutError:
             return False
         return True

@@ -182,7 +182,7 @@ def test_a_server_that_stood_still_takes_the_newest_version_once_it_is_back(
 
 
 def load(rank: Rank, extra: dict[str, Any]) -> str:
-    """What a worker of `--load-format tessera` does."""
+    """Loads a model as a worker of `--load-format tessera` does."""
     import stub_vllm
 
     stub_vllm.install(0, 1)
