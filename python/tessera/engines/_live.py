@@ -218,7 +218,8 @@ class LiveWeights:
 
     def receive(self, min_version: int | None = None, timeout: float | None = None, offset: int = 0) -> None:
         """The first part of stage(), which may run in a thread of its own while requests are served: nothing in it
-        needs other ranks to call it, too. Never raises. Does nothing if it is running already.
+        needs other ranks to call it, too. Never raises. Does nothing if it is running already, or if a version that
+        suffices has been received and waits for settle(): it would not come again.
 
         Args:
             offset: How much larger a version's number on the bus, such as `min_version`, is than the trainer's own.
@@ -226,6 +227,8 @@ class LiveWeights:
         if not self._receiving.acquire(blocking=False):
             return
         try:
+            if min_version is not None and self._received is not None and self._received >= min_version:
+                return
             self._began, self._offset = time.monotonic(), offset
             self._staged, self._received, self._error = None, None, None
             received = self._recv(min_version, timeout)

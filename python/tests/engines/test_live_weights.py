@@ -104,6 +104,38 @@ def test_commit_without_a_staged_version_is_refused():
     assert not verdict.ok and "nothing is staged" in verdict.error and one.holds(0)
 
 
+def test_a_version_that_waits_to_be_installed_is_not_waited_for_again():
+    one = Engine("fused")
+    taken = []
+    recv = one.source.recv
+
+    def counted(min_version=None, *, timeout=None):
+        taken.append(min_version)
+        return recv(min_version, timeout=timeout)
+
+    one.source.recv = counted
+    one.source.version = 3
+    for wanted, calls in ((2, [2]), (3, [2]), (None, [2, None]), (3, [2, None])):
+        one.live.receive(wanted)
+        assert taken == calls and one.live.received == 3
+    assert one.live.settle().ok and one.live.commit().ok and one.holds(3)
+    one.source.version = 4
+    one.live.receive(3)  # what was installed is not there any more
+    assert taken[2:] == [3] and one.live.received == 4
+    one.live.receive(4, offset=1)
+    assert one.live.settle().ok and one.live.commit().ok and (one.live.version, one.holds(4)) == (4, True)
+
+
+def test_numbers_on_the_bus_may_be_larger_than_versions():
+    one = Engine("fused")
+    for version in (0, 1, 7):
+        one.source.version = version + 1
+        one.live.receive(version + 1, offset=1)
+        assert one.live.received == version + 1
+        assert one.live.settle().staged == version
+        assert one.live.commit().ok and one.live.version == version and one.holds(version + 1)
+
+
 def test_a_receive_that_fails_on_one_rank_leaves_all_as_they_were():
     ranks = Ranks(2)
     both = [Engine("fused", rank, 2, agree=ranks.agree) for rank in range(2)]

@@ -237,7 +237,7 @@ def test_requests_that_do_not_end_in_time_keep_their_version_and_go_on():
 def test_what_receiving_took_is_not_there_for_the_pause():
     client = Client()
     client.installs(1)
-    client.on["tessera_receive"] = lambda: [time.sleep(0.3), client.set(ready=True)]
+    client.on["tessera_receive"] = lambda: [time.sleep(0.5), client.set(ready=True)]
     waited = []
 
     async def pause(*, mode, clear_cache):
@@ -250,10 +250,10 @@ def test_what_receiving_took_is_not_there_for_the_pause():
     client.pause_generation = pause
 
     async def run():
-        return await (await started(client)).update(Asked(1, 0.6, "wait", True, None))
+        return await (await started(client)).update(Asked(1, 2.0, "wait", True, None))
 
-    assert "requests did not end in 0.6 s" in asyncio.run(run()).error
-    assert waited[0] < 0.5 and client.said[-1] == "resume"
+    assert "requests did not end in 2 s" in asyncio.run(run()).error
+    assert waited[0] < 1.9 and client.said[-1] == "resume"
 
 
 def test_caches_are_kept_where_that_is_asked():

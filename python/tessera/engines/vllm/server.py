@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ._requests import Asked
 
 _POLL_SECONDS = (0.002, 0.05)  # the first, and the longest
+_LEAST_PAUSE_SECONDS = 1.0  # for a server that stood still, and has the version by now
 _ATTEMPTS = 3  # at a version that all replicas have
 _DROPPED = "the server was busy until the caller had no more time, and did not begin"
 
@@ -178,7 +179,7 @@ class Endpoints:
         waits."""
         pause = self._client.pause_generation(mode=asked.pause, clear_cache=asked.clear_cache)
         try:
-            await asyncio.wait_for(pause, max(seconds, 0.0))
+            await asyncio.wait_for(pause, max(seconds, min(asked.timeout, _LEAST_PAUSE_SECONDS)))
         except TimeoutError:
             return False
         return True
