@@ -360,7 +360,8 @@ void ReceiverBatch::on_closed() {
   try {
     setup_.rendezvous->forget_decision(last_decision_);
   } catch (const Error& error) {
-    log().info("{}: the decision on its last version stays in the store: {}", describe(), error.what());
+    log_event(LogLevel::info, "records.kept", {}, "{}: the decision on its last version stays in the store: {}",
+              describe(), error.what());
   }
 }
 

@@ -160,7 +160,8 @@ void Meeting::take_back(const Request& request) {
   try {
     request();
   } catch (const Error& error) {
-    log().info("batch {}: its records stay in the store until the lease ends: {}", batch_, error.what());
+    log_event(LogLevel::info, "records.kept", {{"with", job_}},
+              "batch {}: its records stay in the store until the lease ends: {}", batch_, error.what());
   }
 }
 

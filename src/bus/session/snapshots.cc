@@ -73,7 +73,8 @@ void Snapshots::relocate(const Manifest& manifest, std::span<const TensorSpec> t
 
 Snapshots::~Snapshots() {
   const Status cleared = agent_.try_on_loop([this] { runs_.clear(); });
-  if (!cleared.ok()) log().info("snapshots of a batch go with its bus: {}", cleared.message());
+  if (!cleared.ok())
+    log_event(LogLevel::info, "snapshots.kept", {}, "snapshots of a batch go with its bus: {}", cleared.message());
 }
 
 void Snapshots::copy(uint32_t slot) {
