@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/fail.h"
@@ -117,6 +118,15 @@ std::vector<Rank> BatchExchange::Awaited::unregistered(const std::string& record
   return missing([&](Rank rank) { return batch_key(records, job, rank); }, items);
 }
 
+std::vector<Rank> BatchExchange::Awaited::late(std::vector<Rank> absent, const std::string& records,
+                                               const StoreView& items) const {
+  std::vector<Rank> silent;
+  std::ranges::copy_if(absent, std::back_inserter(silent), [&](Rank rank) {
+    return !is_fresh(static_cast<size_t>(rank), gathered_key(records, job, rank), items);
+  });
+  return silent.empty() ? absent : silent;
+}
+
 std::vector<PeerWatch::Peer> BatchExchange::Awaited::peers() const {
   std::vector<PeerWatch::Peer> peers;
   for (size_t rank = 0; rank < ranks.size(); ++rank)
@@ -144,9 +154,18 @@ StoreView BatchExchange::await_ranks(const Awaited& side, const Awaited* other, 
     if (other) all.push_back({*other, other->unregistered(records_, items)});
     return throw_if_gone(all, limits.deadline, failures, ring);
   };
-  return rendezvous_.wait(
-      records_, complete,
-      {.what = describe(), .until = " to register", .missing = missing, .look = look, .alarm = &alarm}, limits);
+  const auto awaited = [&](const StoreView& items) {
+    return std::vector{AwaitedRanks{
+        .pair = pair_, .batch = batch_, .job = side.job, .ranks = side.late(absent(items), records_, items)}};
+  };
+  return rendezvous_.wait(records_, complete,
+                          {.what = describe(),
+                           .until = " to register",
+                           .missing = missing,
+                           .awaited = awaited,
+                           .look = look,
+                           .alarm = &alarm},
+                          limits);
 }
 
 StoreView BatchExchange::await_side(const Awaited& side, const Awaited* other, const CallLimits& limits) {
@@ -163,7 +182,7 @@ StoreView BatchExchange::await_side(const Awaited& side, const Awaited* other, c
     return first == side.ranks.size() && side.is_fresh(0, manifest, items) && absent(items).empty();
   };
   const auto missing = [&](const StoreView& items) {
-    const std::vector<Rank> ranks = absent(items);
+    const std::vector<Rank> ranks = side.late(absent(items), records_, items);
     return ranks.empty() ? fmt::format("the manifest of {}", rank_name(side.job, 0)) : rank_list(side.job, ranks);
   };
   return await_ranks(side, other, complete, absent, missing, limits);

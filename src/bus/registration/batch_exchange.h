@@ -110,6 +110,8 @@ class BatchExchange {
     uint64_t speaker(size_t rank) const;  // speaker_of() that rank's process
     std::vector<Rank> missing(const std::function<std::string(Rank)>& key, const StoreView& items) const;
     std::vector<Rank> unregistered(const std::string& records, const StoreView& items) const;
+    // The `absent` ranks that hold the others up: not those that have published a value with all_gather(), and wait.
+    std::vector<Rank> late(std::vector<Rank> absent, const std::string& records, const StoreView& items) const;
     // Whether `key` holds a record of that rank that is newer than what an earlier attempt has read.
     bool is_fresh(size_t rank, const std::string& key, const StoreView& items) const;
   };

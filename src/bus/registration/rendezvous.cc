@@ -19,8 +19,9 @@ namespace {
 
 constexpr Duration kLeaseTtl = seconds(10);
 constexpr Duration kReminder = seconds(10);
-constexpr Duration kLookPeriod = seconds(60);   // in the background
-constexpr Duration kDividedFor = seconds(10);   // until ranks that join different jobs are taken for a mistake
+constexpr Duration kLookPeriod = seconds(60);  // in the background
+constexpr Duration kDividedFor = seconds(10);  // until ranks that join different jobs are taken for a mistake
+constexpr Duration kHintTimeout = seconds(0.5);
 constexpr Duration kTellPeriod = seconds(0.1);  // of the status text of a wait that many ranks end
 
 // The status text of a wait that many ranks end one by one: at most kTellPeriod old.
@@ -108,8 +109,18 @@ Rendezvous::~Rendezvous() {
 StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& complete, const Waited& waited,
                            const CallLimits& limits) {
   const auto& [deadline, stop, background, parts] = limits;
+  std::string last_hint;
+  const auto hint = [&](const StoreView& view) {
+    if (!waited.awaited) return std::string();
+    std::string text = wait_hint(store_, identity_, waited.awaited(view), kHintTimeout);
+    if (text.empty()) return last_hint.empty() ? last_hint : fmt::format("; seen earlier: {}", last_hint);
+    last_hint = text;
+    return "; " + text;
+  };
   const TimePoint start = Clock::steady().now();
   Deadline reminder = Deadline::after(kReminder);
+  // Jobs that miss each other were often started together: by this rank's deadline they may have left.
+  Deadline early = background ? Deadline::at(TimePoint::max()) : Deadline::after(deadline.left() / 4 * 3);
   Deadline look = waited.look && !background ? Deadline::after(kSilence) : Deadline::at(TimePoint::max());
   Alarm own_alarm;
   Alarm& alarm = waited.alarm != nullptr ? *waited.alarm : own_alarm;
@@ -131,7 +142,8 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
   std::stop_token rung = alarm.arm();
   while (true) {
     std::string outage;
-    const Duration due = std::min({deadline.left(), look.left(), background ? kLookPeriod : reminder.left()});
+    const Duration due =
+        std::min({deadline.left(), early.left(), look.left(), background ? kLookPeriod : reminder.left()});
     try {
       follower.wait(judge, std::min(due, text_of_wait.due()), stop.stop_requested() ? stop : rung);
       if (judged) std::rethrow_exception(judged);
@@ -154,14 +166,21 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
         fmt::format("{}: {} has waited {:.0f} s, missing: {}{}"_message, waited.what, identity_.name(),
                     to_seconds(now - start), waited.missing(follower.view()), outage);
     if (stop.stop_requested()) throw Error(ErrorCode::kCancelled, fmt::format("{}: interrupted"_message, text));
-    if (deadline.passed()) throw Error(ErrorCode::kDeadlineExceeded, text);
+    if (deadline.passed())
+      throw Error(ErrorCode::kDeadlineExceeded, outage.empty() ? text + hint(follower.view()) : text);
     if (waited.look && !background && (rang || look.passed()))
       look = outage.empty() && waited.look(follower.view()) ? Deadline::at(TimePoint::max())
                                                             : Deadline::after(kStorePiece);
+    if (early.passed()) {
+      early = Deadline::at(TimePoint::max());
+      if (outage.empty()) hint(follower.view());
+    }
     if (!reminder.passed()) continue;
     reminder = background ? Deadline::at(TimePoint::max()) : Deadline::after(kReminder);
+    const bool asks = identity_.rank == 0 && outage.empty();  // the store is spared the same question of each rank
     log_event(LogLevel::warn, "ranks.awaited",
-              {{"job", identity_.job}, {"rank", identity_.rank}, {"seconds", to_seconds(now - start)}}, "{}", text);
+              {{"job", identity_.job}, {"rank", identity_.rank}, {"seconds", to_seconds(now - start)}}, "{}{}", text,
+              asks ? hint(follower.view()) : "");
   }
 }
 
@@ -188,6 +207,7 @@ void Rendezvous::claim(const CallLimits& limits) {
           {.what = "claiming the rank",
            .until = "",
            .missing = [&](const StoreView&) { return fmt::format("the end of the lease of {}", identity_.name()); },
+           .awaited = nullptr,
            .look = nullptr},
           limits);
       swap.current.mod_revision = 0;
@@ -305,8 +325,18 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
     }
     return text;
   };
+  const auto awaited = [&](const StoreView&) {
+    std::vector<AwaitedRanks> all;
+    for (const std::string& job : jobs) all.push_back({.pair = pair, .job = job});
+    return all;
+  };
   wait(prefix, complete,
-       {.what = fmt::format("pair {}", pair), .until = " to join", .missing = missing, .look = nullptr}, limits);
+       {.what = fmt::format("pair {}", pair),
+        .until = " to join",
+        .missing = missing,
+        .awaited = awaited,
+        .look = nullptr},
+       limits);
   return {.name = pair,
           .peer_job = peer_job,
           .own = records.take(identity_.job),

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "bus/registration/records.h"
+#include "bus/registration/wait_hints.h"
 #include "peer/agent.h"
 #include "peer/alarm.h"
 #include "peer/call_limits.h"
@@ -90,11 +91,12 @@ class Rendezvous {
   LeaseId lease() const { return lease_; }
   // Waits for the contents of `prefix`. `missing` says in words who is waited for. `look` checks on them, and may
   // throw: it is called once the wait has taken kSilence, and each time `alarm` rings. False: it could not check, and
-  // is called again.
+  // is called again. `awaited` lists the missing ranks, for wait_hint(), once a message is about to name them.
   struct Waited {
     std::string what;
     std::string_view until;  // what the missing ranks are expected to do: "to join"
     std::function<std::string(const StoreView&)> missing;
+    std::function<std::vector<AwaitedRanks>(const StoreView&)> awaited;
     std::function<bool(const StoreView&)> look;
     Alarm* alarm = nullptr;
   };

@@ -1,0 +1,185 @@
+"""A wait that is in vain names where the missing ranks are, and for whom they wait."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tessera
+from ranks import LIMIT, run
+
+SHORT = 1.0  # seconds that a call waits which cannot succeed
+_namespaces = (f"hints{number}" for number in itertools.count())
+
+
+class Job(NamedTuple):
+    pair: str
+    role: str
+    peer: str
+    world: int = 1
+
+    def connect(self, namespace: str, rank: int, timeout: float) -> tessera.Bus:
+        return tessera.connect(
+            self.pair,
+            role=self.role,
+            peer=self.peer,
+            rank=rank,
+            world=self.world,
+            namespace=namespace,
+            timeout=timeout,
+            threads=1,
+        )
+
+
+def message_with(hint: str, wait: Callable[[], Any]) -> str:
+    """The message of a wait that is repeated until the store shows the hint."""
+    end = time.monotonic() + LIMIT
+    while True:
+        with pytest.raises(tessera.DeadlineExceededError) as caught:
+            wait()
+        if hint in str(caught.value):
+            return str(caught.value)
+        assert time.monotonic() < end, f"not {hint!r} but {caught.value}"
+
+
+@contextlib.contextmanager
+def waiting(job: Job, ranks: list[int], namespace: str) -> Iterator[None]:
+    """Ranks of a job that wait in the pair, in vain."""
+    ended = threading.Event()
+
+    def wait(rank: int) -> None:
+        while not ended.is_set():
+            with contextlib.suppress(tessera.DeadlineExceededError):
+                job.connect(namespace, rank, 2 * SHORT).close()
+
+    threads = [threading.Thread(target=wait, args=[rank]) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "ranks", "hint"),
+    [
+        (
+            Job("weights", "trainer", "engine"),
+            Job("wieghts", "engine", "trainer", 2),
+            [0, 1],
+            "; job engine is here, in pair wieghts",
+        ),
+        (
+            Job("weights", "trainer", "engine"),
+            Job("scores", "engine", "judge", 2),
+            [0],
+            "; job engine is here, in pair scores with job judge, which is missing there",
+        ),
+        (
+            Job("weights", "trainer", "inference"),
+            Job("weights", "engine", "trainer", 2),
+            [1],
+            "; job engine is here and waits for job trainer: is inference meant to be engine?",
+        ),
+        (
+            Job("weights", "trainer", "inference"),
+            Job("wieghts", "engine", "trainer"),
+            [0],
+            "; job engine is here, in pair wieghts, and waits for job trainer: is inference meant to be engine?",
+        ),
+        (
+            Job("weights", "trainer", "engine", 3),
+            Job("wieghts", "trainer", "engine", 3),
+            [1, 2],
+            "; trainer/1-2 are here, in pair wieghts",
+        ),
+    ],
+    ids=["another pair", "another job", "another name", "another pair and name", "ranks of the own job"],
+)
+def test_a_job_that_is_elsewhere_is_named(own: Job, other: Job, ranks: list[int], hint: str) -> None:
+    namespace = next(_namespaces)
+    with waiting(other, ranks, namespace):
+        assert "missing: " in message_with(hint, lambda: own.connect(namespace, 0, SHORT))
+
+
+def test_a_job_that_nobody_waits_for_says_whom_it_waits_for() -> None:
+    """It joins, since the other job is there, and the other one waits for a name that it does not have."""
+    namespace = next(_namespaces)
+    trainer, engine = Job("weights", "trainer", "inference", 2), Job("weights", "engine", "trainer")
+    with waiting(trainer, [0, 1], namespace), engine.connect(namespace, 0, LIMIT) as bus:
+        batch = bus.register({"w": np.zeros(4)})
+        hint = "; trainer/0-1 wait for job inference, not for engine: is inference meant to be engine?"
+        message_with(hint, lambda: batch.recv(timeout=SHORT))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_batch_of_another_name_is_named(world: int) -> None:
+    over = threading.Barrier(world + 1, timeout=LIMIT)
+
+    def engine(bus: tessera.Bus) -> None:
+        batch = bus.register({"w": np.zeros(4)}, batch="polcy")
+        ended = threading.Thread(target=lambda: (over.wait(), batch.close()))
+        ended.start()
+        with pytest.raises((tessera.CancelledError, tessera.PeerLostError)):  # as one of the ranks closes its batch
+            batch.recv(timeout=LIMIT)
+        ended.join(LIMIT)
+
+    def trainer(bus: tessera.Bus) -> None:
+        batch = bus.register({"w": np.ones(4)}, batch="policy")
+        names, have = ("engine/0", "has") if world == 1 else ("engine/0-1", "have")
+        hint = f"; {names} {have} registered batch polcy of this pair, not policy"
+        message_with(hint, lambda: batch.send(timeout=SHORT))
+        over.wait()
+
+    run({"trainer": [trainer], "engine": [engine] * world})
+
+
+def test_two_jobs_that_wait_for_each_other_are_told_of_it() -> None:
+    """Each registers first what the other one registers last; both transfers of one thread wait."""
+    said: dict[str, str] = {}
+    over = threading.Barrier(2, timeout=LIMIT)
+
+    def job(name: str, first: str, second: str) -> Callable[[tessera.Bus], None]:
+        other = "engine" if name == "trainer" else "trainer"
+
+        def wait(bus: tessera.Bus) -> None:
+            batch = bus.register({"w": np.zeros(4)}, batch=first)
+            transfer = batch.send if first == "weights" else batch.recv
+            hint = f"{other}/0 has registered batch {second} of this pair, not {first}"
+            said[name] = message_with(hint, lambda: transfer(timeout=3 * SHORT))
+            over.wait()
+
+        return wait
+
+    run({"trainer": [job("trainer", "weights", "scores")], "engine": [job("engine", "scores", "weights")]})
+    assert said.keys() == {"trainer", "engine"}
+
+
+def test_the_rank_that_is_late_is_named_and_not_those_that_wait_for_it() -> None:
+    """The engine's rank 1 does not register: rank 0 and 2 wait for it, and the trainer for all."""
+    over = threading.Barrier(4, timeout=LIMIT)
+
+    def engine(bus: tessera.Bus) -> None:
+        if bus.rank == 1:
+            over.wait()
+            return
+        batch = bus.register({"w": np.zeros(4 + bus.rank)})
+        message = message_with("missing: ", lambda: batch.recv(timeout=3 * SHORT))
+        assert message.endswith("missing: engine/1"), message
+        over.wait()
+
+    def trainer(bus: tessera.Bus) -> None:
+        batch = bus.register({"w": np.ones(4)})
+        message_with("missing: engine/1", lambda: batch.send(timeout=SHORT))
+        over.wait()
+
+    run({"trainer": [trainer], "engine": [engine] * 3})
