@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "base/nearest.h"
 #include "bus/registration/name_table.h"
+#include "bus/registration/rename.h"
 
 namespace tessera::bus {
 namespace {
@@ -47,13 +48,17 @@ class Findings {
   void add(fmt::format_string<Args...> format, Args&&... args) {
     if (++count_ <= kMaxFindings) lines_.push_back(fmt::format(format, std::forward<Args>(args)...));
   }
+  // Follows all findings.
+  void advise(std::string advice) { advice_ = std::move(advice); }
   void throw_if_any(std::string_view what) const {
     if (count_ == 0) return;
     const std::string more = count_ > kMaxFindings ? fmt::format("; and {} more", count_ - kMaxFindings) : "";
-    fail(ErrorCode::kMismatch, "{}: {}{}"_message, what, fmt::join(lines_, "; "), more);
+    fail(ErrorCode::kMismatch, "{}: {}{}{}{}"_message, what, fmt::join(lines_, "; "), more, advice_.empty() ? "" : "; ",
+         advice_);
   }
 
  private:
+  std::string advice_;
   size_t count_ = 0;
   std::vector<std::string> lines_;
 };
@@ -324,9 +329,9 @@ void find_groups(const Manifest& receiver, Match& matched, Findings& findings) {
   }
 }
 
-// Findings for names without an offer, with similar names.
+// Findings for names without an offer, with similar names, and a map of names if one helps.
 void add_unoffered(const Manifest& sender, const std::string& sender_job, const Manifest& receiver,
-                   const std::vector<bool>& filled, Findings& findings) {
+                   const std::string& receiver_job, const std::vector<bool>& filled, Findings& findings) {
   std::vector<std::string_view> offered;
   size_t guesses = 0;
   for (size_t i = 0; i < filled.size(); ++i) {
@@ -338,6 +343,7 @@ void add_unoffered(const Manifest& sender, const std::string& sender_job, const 
     findings.add("tensor {}: {} does not offer {}{}", entry.name, sender_job, source == entry.name ? "it" : source,
                  ++guesses <= kMaxGuesses ? did_you_mean(source, offered) : "");
   }
+  findings.advise(suggest_map({sender, sender_job}, {receiver, receiver_job}, filled));
 }
 
 }  // namespace
@@ -407,7 +413,7 @@ Match match(const Manifest& sender, const std::string& sender_job, const Manifes
     if (!taken) ++matched.skipped;
   }
   find_groups(receiver, matched, findings);
-  add_unoffered(sender, sender_job, receiver, filled, findings);
+  add_unoffered(sender, sender_job, receiver, receiver_job, filled, findings);
   findings.throw_if_any(fmt::format("jobs {} and {} do not match"_message, sender_job, receiver_job));
   return matched;
 }
