@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -183,3 +188,74 @@ def test_the_rank_that_is_late_is_named_and_not_those_that_wait_for_it() -> None
         over.wait()
 
     run({"trainer": [trainer], "engine": [engine] * 3})
+
+
+def pairs_of(namespace: str, role: str, peer: str, stack: contextlib.ExitStack, *pairs: str) -> list[tessera.Bus]:
+    return [stack.enter_context(Job(pair, role, peer).connect(namespace, 0, LIMIT)) for pair in pairs]
+
+
+def test_two_jobs_that_wait_for_each_other_over_two_pairs_are_told_of_it() -> None:
+    """Both have joined both pairs; each registers the batch of another one first."""
+    namespace = next(_namespaces)
+    over = threading.Barrier(2, timeout=LIMIT)
+
+    def job(role: str, peer: str, index: int, batches: tuple[str, str]) -> str:
+        with contextlib.ExitStack() as stack:
+            bus = pairs_of(namespace, role, peer, stack, "weights", "samples")[index]
+            batch = bus.register({"w": np.zeros(4)}, batch=batches[0])
+            other = "samples" if index == 0 else "weights"
+            hint = f"{peer}/0 has registered batch {batches[1]} of pair {other}, and waits for {role}/0 there"
+            message = message_with(hint, lambda: batch.send(timeout=3 * SHORT))
+            over.wait()
+            return message
+
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [
+            pool.submit(job, "trainer", "engine", 0, ("policy", "texts")),
+            pool.submit(job, "engine", "trainer", 1, ("texts", "policy")),
+        ]
+        for message in jobs:
+            message.result(2 * LIMIT)
+
+
+def test_a_job_that_connects_while_the_other_one_registers_is_told_of_it() -> None:
+    """The engine joins a second pair, and the trainer waits for a batch in the first."""
+    namespace = next(_namespaces)
+    over = threading.Barrier(2, timeout=LIMIT)
+
+    def trainer() -> None:
+        with contextlib.ExitStack() as stack:
+            (bus,) = pairs_of(namespace, "trainer", "engine", stack, "weights")
+            batch = bus.register({"w": np.zeros(4)}, batch="policy")
+            message_with("engine/0 waits for trainer/0 in pair samples", lambda: batch.send(timeout=3 * SHORT))
+            over.wait()
+
+    def engine() -> None:
+        with contextlib.ExitStack() as stack:
+            pairs_of(namespace, "engine", "trainer", stack, "weights")
+            message_with(
+                "job trainer has registered batch policy of pair weights, and waits for engine/0 there",
+                lambda: Job("samples", "engine", "trainer").connect(namespace, 0, 3 * SHORT),
+            )
+            over.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        for of in [pool.submit(trainer), pool.submit(engine)]:
+            of.result(2 * LIMIT)
+
+
+def test_a_job_that_is_alone_says_where_it_has_looked() -> None:
+    """So that two users, and two values of a variable, can be compared."""
+    program = (
+        "import tessera; tessera.connect('weights', role='trainer', peer='engine', rank=0, world=1, "
+        f"timeout={SHORT}, namespace='mine')"
+    )
+    with tempfile.TemporaryDirectory() as folder:  # a short path, since sockets lie in it
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "TESSERA_RUNTIME_DIR": folder, "TESSERA_STORE": "auto"},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+    assert f"; looked in namespace mine of store auto, folder {folder}" in ended.stderr, ended.stderr

@@ -11,6 +11,7 @@
 
 #include "base/fail.h"
 #include "base/log.h"
+#include "base/runtime_dir.h"
 #include "bus/registration/pair_records.h"
 #include "store/prefix_follower.h"
 
@@ -113,9 +114,9 @@ StoreView Rendezvous::wait(const std::string& prefix, const Store::Predicate& co
   const auto hint = [&](const StoreView& view) {
     if (!waited.awaited) return std::string();
     std::string text = wait_hint(store_, identity_, waited.awaited(view), kHintTimeout);
-    if (text.empty()) return last_hint.empty() ? last_hint : fmt::format("; seen earlier: {}", last_hint);
-    last_hint = text;
-    return "; " + text;
+    if (!text.empty()) return "; " + (last_hint = std::move(text));
+    if (!last_hint.empty()) return fmt::format("; seen earlier: {}", last_hint);
+    return waited.place.empty() ? std::string() : "; " + waited.place;
   };
   const TimePoint start = Clock::steady().now();
   Deadline reminder = Deadline::after(kReminder);
@@ -246,6 +247,12 @@ int64_t Rendezvous::publish_pair(const std::string& pair, const std::vector<std:
   return revision;
 }
 
+// Two users, or two values of TESSERA_RUNTIME_DIR, have two stores "auto".
+std::string Rendezvous::place() const {
+  return fmt::format("looked in namespace {} of store {}{}", identity_.name_space, store_.url(),
+                     store_.url() == "auto" ? fmt::format(", folder {}", RuntimeDir::default_root()) : "");
+}
+
 PairView Rendezvous::join(const std::string& pair, const std::string& peer_job, const CallLimits& limits) {
   const int64_t revision = publish_pair(pair, {peer_job}, limits);
   return await_pair(pair, peer_job, revision, revision, limits);
@@ -335,6 +342,7 @@ PairView Rendezvous::await_pair(const std::string& pair, const std::string& peer
         .until = " to join",
         .missing = missing,
         .awaited = awaited,
+        .place = place(),
         .look = nullptr},
        limits);
   return {.name = pair,

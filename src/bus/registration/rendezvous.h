@@ -97,6 +97,7 @@ class Rendezvous {
     std::string_view until;  // what the missing ranks are expected to do: "to join"
     std::function<std::string(const StoreView&)> missing;
     std::function<std::vector<AwaitedRanks>(const StoreView&)> awaited;
+    std::string place = {};  // where this process looks for them, for a message without a hint
     std::function<bool(const StoreView&)> look;
     Alarm* alarm = nullptr;
   };
@@ -111,6 +112,7 @@ class Rendezvous {
   int64_t publish_pair(const std::string& pair, const std::vector<std::string>& jobs, const CallLimits& limits);
   PairView await_pair(const std::string& pair, const std::string& peer_job, int64_t revision, int64_t failures_from,
                       const CallLimits& limits);
+  std::string place() const;  // where this process meets others, in words
   // Whether pairs of this process name other jobs besides that one.
   bool names_others(const std::string& pair, const std::string& job) const;
 
