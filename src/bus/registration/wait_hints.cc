@@ -125,6 +125,13 @@ class StoreRecords {
              !meeting.has(self_.job, self_.rank);
     });
   }
+  // The batches of the pair that `who` registers, with any job.
+  std::vector<std::string> batches(const std::string& pair, const JobRank& who) const {
+    std::vector<std::string> names;
+    for (const JointBatch* batch : select([&](const JointBatch& of) { return of.pair == pair; }))
+      if (batch->has(who.job, who.rank)) names.push_back(batch->batch);
+    return names;
+  }
   // The batches that `who` registers with a third job, of which ranks are missing.
   std::vector<const JointBatch*> unmet_by_others(const JobRank& who) const {
     return select([&](const JointBatch& meeting) {
@@ -243,9 +250,24 @@ class HintsForJob {
       return fmt::format("has registered {}{} with job {}, which has not",
                          list_names("batch", "batches", {others.front()->batch}), of_pair(others.front()->pair),
                          others.front()->other(who.job));
+    if (const std::string batch = batch_for_others(who); !batch.empty())
+      return fmt::format("has registered {} of this pair, not {}", batch, awaited_.batch);
     for (const std::string& pair : other_pairs(who))
       if (!absent_peer(pair, who).empty()) return is_in({pair}, who);
     return {};
+  }
+
+  // A sender registers its batch with each of several jobs once that job has: the batches that it has registered with
+  // others, if the awaited one is none of them.
+  std::string batch_for_others(const JobRank& who) const {
+    const PairRecord* record = now_.find(awaited_.pair, who);
+    if (who.job == self_.job || record == nullptr || record->peers.size() < 2) return {};
+    std::vector<std::string> batches = now_.batches(awaited_.pair, who);
+    if (std::ranges::find(batches, awaited_.batch) != batches.end()) return {};
+    std::erase_if(batches, [own = now_.batches(awaited_.pair, {self_.job, self_.rank})](const std::string& batch) {
+      return std::ranges::find(own, batch) != own.end();
+    });
+    return batches.empty() ? std::string() : list_names("batch", "batches", std::move(batches));
   }
 
   // The batch that the rank has registered and this rank has not: one of the same pair if there is any.

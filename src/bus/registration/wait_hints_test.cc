@@ -150,6 +150,24 @@ TEST_F(WaitHint, NamesTheThirdJobThatHasNotRegistered) {
   EXPECT_EQ(of_batch("weights", "policy", "engine"),
             "engine/0 has registered batch scores of this pair with job judge, which has not");
   publish("weights", "scores", "judge", "engine");
+  EXPECT_EQ(of_batch("weights", "policy", "engine"), "engine/0 has registered batch scores of this pair, not policy");
+}
+
+TEST_F(WaitHint, NamesTheBatchOfASenderThatRegistersItWithOtherJobs) {
+  join("weights", "trainer", {"engine0", "engine1"});
+  for (const std::string job : {"engine0", "engine1"}) join("weights", job, {"trainer"});
+  publish("weights", "policy", "trainer", "engine0");
+  publish("weights", "policy", "engine0", "trainer");
+  publish("weights", "polcy", "engine1", "trainer");
+  const Identity engine1{.name_space = "test", .job = "engine1", .rank = 0, .world = 1};
+  EXPECT_EQ(of_batch("weights", "polcy", "trainer", {0}, engine1),
+            "trainer/0 has registered batch policy of this pair, not polcy");
+  publish("weights", "policy", "engine1", "trainer");
+  EXPECT_EQ(of_batch("weights", "polcy", "trainer", {0}, engine1), "") << "this rank has it, too";
+}
+
+TEST_F(WaitHint, IsEmptyForARankThatHasLeft) {
+  join("weights", "trainer", {"engine"});
   EXPECT_EQ(of_batch("weights", "policy", "engine"), "");
 }
 
