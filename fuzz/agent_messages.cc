@@ -64,6 +64,8 @@ void check_frame(const Frame& frame) {
       return check_call<ObjectCall>(frame.payload);
     case AgentMessage::kNumber:
       return check_call<Number>(frame.payload);
+    case AgentMessage::kBatchClosed:
+      return check_call<BatchClosed>(frame.payload);
     case AgentMessage::kDigestList:
       return check_call<DigestList>(frame.payload);
     case AgentMessage::kWaitPeers:

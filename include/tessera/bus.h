@@ -121,6 +121,9 @@ struct BatchOptions {
   // of both sides ask for it. The sender spends memory on it: the bits that it sent last, and room for the changes.
   // Nobody else may change the receiver's tensors between two recv().
   bool delta = false;
+  // Of a sender: how long Batch::close() waits for the jobs that have not taken the last version yet. Default: the
+  // timeout of the registration.
+  std::optional<Timeout> linger = {};
   std::stop_token stop = {};  // once requested, a registration that waits for other ranks ends with kCancelled
 };
 
@@ -247,6 +250,12 @@ struct BatchPeer {
   Status error = {};
 };
 
+// The jobs that a sender has left without its last version.
+struct Untaken {
+  int64_t version = 0;                 // 0: there is no such job
+  std::vector<std::string> jobs = {};  // that were attached and might have taken it
+};
+
 // Layout-independent digest of one tensor's logical contents: docs/formats/digest.md.
 struct TensorDigest {
   std::string name = {};
@@ -299,7 +308,7 @@ class Batch {
  public:
   Batch(Batch&&) noexcept;
   Batch& operator=(Batch&&) noexcept;
-  ~Batch();  // close()
+  ~Batch();  // close(), or close(0) while an exception unwinds the stack
 
   // Sender. Offers the registered memory as `version`; it must grow, unless that send failed; at most kMaxVersion. The
   // default is the newest one + 1, so all ranks of the side must make the same calls. A rank that has come back goes on
@@ -354,7 +363,11 @@ class Batch {
   // Detaches: frees what both sides keep for this batch. Later calls of the peer fail with kPeerLost, "closed the
   // batch", and what other threads wait for in it ends with kCancelled. Idempotent; waits for a transfer that reads or
   // writes the registered memory.
-  void close();
+  // A sender first waits until every attached job has taken the version that was sent last, staged, or that is being
+  // sent, in place; at most `linger` (default: BatchOptions::linger). It does not wait for a job that closes the batch
+  // or is lost. Bus::interrupt() ends the wait; no send can begin meanwhile. What is not taken by then is dropped,
+  // which is logged, as a warning unless `linger` is 0, and returned.
+  Untaken close(std::optional<Timeout> linger = {});
 
  private:
   friend class Pair;
@@ -429,8 +442,9 @@ class Bus {
   bool alive() const;
 
   // Ends all present waits for other ranks with kCancelled: pair(), offer(), accept(), manifest(), all_gather(),
-  // wait_version(). Later calls are not affected. Ranks that wait for this one in a registration learn that it gave up;
-  // all may register the batch again. Thread-safe, never blocks.
+  // wait_version(); and that of Batch::close(), which then closes the batch. Later calls are not affected. Ranks that
+  // wait for this one in a registration learn that it gave up; all may register the batch again. Thread-safe, never
+  // blocks.
   void interrupt();
 
   // Blocks until all ranks of both jobs are there. Logs every 10 s which are missing.

@@ -376,7 +376,16 @@ void bind_batch(nb::module_& module) {
             return result;
           },
           nb::sig("def digests(self) -> dict[str, str]"))
-      .def("close", [](PyBatch& self) { released([&] { self.get().close(); }); });
+      .def(
+          "close",
+          [](PyBatch& self, double linger) {
+            const Timeout limit = timeout_from("linger", linger, {});
+            Untaken untaken;
+            call_interruptibly([&] { untaken = self.get().close(limit); }, [&] { self.bus().interrupt(); });
+            return std::pair(untaken.version, untaken.jobs);
+          },
+          nb::arg("linger") = 0.0,
+          "Returns a version and the jobs that were attached and have not taken it; 0 if there are none.");
 }
 
 // A batch over one pair, or several with the same peer job.
@@ -391,6 +400,7 @@ std::unique_ptr<PyBatch> register_batch(SharedBus bus, const std::string& id,
                              .grace = timeout_from("grace", grace, kPeerGrace),
                              .pinned = pinned,
                              .delta = delta,
+                             .linger = Timeout(0),  // a dropped one; close() is told
                              .stop = token_of(stop)};
   std::vector<BatchPart> parts;
   for (const auto& [pair, specs] : tensors) parts.push_back({.pair = &pair->get(), .tensors = specs});

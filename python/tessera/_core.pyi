@@ -725,7 +725,10 @@ class Batch:
 
     def digests(self) -> dict[str, str]: ...
 
-    def close(self) -> None: ...
+    def close(self, linger: float = 0.0) -> tuple[int, list[str]]:
+        """
+        Returns a version and the jobs that were attached and have not taken it; 0 if there are none.
+        """
 
 class StopSource:
     """Ends the calls that are given it, those that begin later, too."""

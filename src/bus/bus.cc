@@ -1,6 +1,7 @@
 #include "tessera/bus.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "base/config.h"
 #include "base/escape.h"
@@ -45,6 +46,14 @@ BusOptions complete(BusOptions options) {
          kEmbeddedAgent, kDaemonAgent);
   if (options.threads < 0 || options.threads > 1024)
     fail(ErrorCode::kInvalidArgument, "threads {}: 0 (choose) to 1024 are possible"_message, options.threads);
+  return options;
+}
+
+BatchOptions complete(BatchOptions options, const std::string& batch, Timeout timeout) {
+  if (!options.linger) options.linger = timeout;
+  if (*options.linger < Timeout(0))
+    fail(ErrorCode::kInvalidArgument, "batch {}: a linger of {} s: it cannot be negative"_message, batch,
+         to_seconds(*options.linger));
   return options;
 }
 
@@ -155,7 +164,8 @@ Batch Bus::register_parts(const std::string& batch_id, std::span<const BatchPart
     with.emplace_back(part.pair->impl_, part.tensors);
   }
   const bus::Joined joined = bus::join_parts(impl_.get(), batch_id, std::move(with));
-  return Batch(joined.pair->register_batch(batch_id, joined.tensors, sends, timeout, options));
+  return Batch(
+      joined.pair->register_batch(batch_id, joined.tensors, sends, timeout, bus::complete(options, batch_id, timeout)));
 }
 
 Batch Bus::offer(const std::string& batch_id, std::span<const BatchPart> parts, Timeout timeout,
@@ -185,12 +195,12 @@ int Pair::peer_world() const {
 
 Batch Pair::offer(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout,
                   const BatchOptions& options) {
-  return Batch(impl_->register_batch(batch_id, tensors, true, timeout, options));
+  return Batch(impl_->register_batch(batch_id, tensors, true, timeout, bus::complete(options, batch_id, timeout)));
 }
 
 Batch Pair::accept(const std::string& batch_id, std::span<const TensorSpec> tensors, Timeout timeout,
                    const BatchOptions& options) {
-  return Batch(impl_->register_batch(batch_id, tensors, false, timeout, options));
+  return Batch(impl_->register_batch(batch_id, tensors, false, timeout, bus::complete(options, batch_id, timeout)));
 }
 
 std::vector<ManifestEntry> Pair::manifest(const std::string& batch_id, Timeout timeout, std::stop_token stop) {
@@ -220,7 +230,7 @@ Batch& Batch::operator=(Batch&& other) noexcept {
 Batch::~Batch() {
   if (!impl_) return;
   if (impl_->in_own_process())
-    impl_->close();
+    impl_->close(std::uncaught_exceptions() > 0 ? std::optional(Timeout(0)) : std::nullopt);
   else
     bus::abandon(std::move(impl_));
 }
@@ -273,8 +283,8 @@ double BatchStats::batch_ratio() const {
 std::vector<TensorDigest> Batch::digests() const {
   return impl_->digests();
 }
-void Batch::close() {
-  impl_->close();
+Untaken Batch::close(std::optional<Timeout> linger) {
+  return impl_->close(linger);
 }
 
 // --- Handle --------------------------------------------------------------------------------------

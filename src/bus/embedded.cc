@@ -181,7 +181,7 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     } catch (...) {
       note_failure();
       give_up(id, jobs_.front(), status_of_current_exception());
-      batch->close();
+      batch->part({});
       throw;
     }
     set_owing({});

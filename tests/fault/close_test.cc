@@ -30,7 +30,7 @@ TEST(Close, OfAStagedSenderWaitsForThoseWhoReadItsSnapshot) {
       batch.send(1).wait();
       offered.raise();
       begun.wait();
-      batch.close();
+      batch.close(Timeout(0));
       std::ranges::fill(data, -1.0f);
     }
     return 0;

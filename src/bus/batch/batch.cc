@@ -275,7 +275,7 @@ void BatchImpl::count_session(const Session& session, const RankShare& share) {
 // --- operations ----------------------------------------------------------------------------------
 
 std::shared_ptr<Operation> BatchImpl::begin_operation(const char* what, Timeout timeout) {
-  if (closed_) fail(ErrorCode::kCancelled, "{}: {} has closed it"_message, describe(), identity().name());
+  if (closing_) fail(ErrorCode::kCancelled, "{}: {} has closed it"_message, describe(), identity().name());
   if (operation_)
     fail(ErrorCode::kInvalidArgument, "{}: a {} of {} is still under way: wait for its handle first"_message,
          describe(), present_.name, identity().name());
@@ -431,10 +431,17 @@ std::vector<BatchPeer> BatchImpl::peers() const {
   return peers;
 }
 
+Untaken BatchImpl::close(std::optional<Timeout> linger) {
+  const Untaken untaken = await_takers(linger.value_or(setup_.options.linger.value_or(Timeout(0))));
+  part({});
+  return untaken;
+}
+
 void BatchImpl::part(const Status& why) {
   std::shared_ptr<Operation> pending;
   bool was_closed = false;
   setup_.agent->run_on_loop([&] {
+    closing_ = true;
     was_closed = std::exchange(closed_, true);
     pending = operation_;
     if (was_closed) return;

@@ -77,8 +77,8 @@ class BatchImpl : public BatchClient,
   virtual bool withdraw(int64_t version);  // likewise, even if its send has ended
   Progress sample() const;                 // of the current operation
   BatchReport report() const override;
-  void close() override { part({}); }
-  // Like close(), and tells the other ranks `why`, unless it is ok: then the batch is simply over.
+  Untaken close(std::optional<Timeout> linger) override;
+  // Like close(0), and tells the other ranks `why`, unless it is ok: then the batch is simply over.
   void part(const Status& why);
   bool in_own_process() const override { return process_.here(); }
 
@@ -113,6 +113,9 @@ class BatchImpl : public BatchClient,
   virtual std::vector<std::string> waits_for() const = 0;  // "inference/1 to take version 7"
   virtual void check_peers() = 0;  // Session::check_peers() of the peers that the operation waits for
   virtual void on_copied() {}      // called by the snapshots
+  // On the thread of close(), first: returns once every job that is attached has what was sent last, or after `linger`
+  // those that have not.
+  virtual Untaken await_takers(Timeout /*linger*/) { return {}; }
   // On the thread of close(), before the sessions close: returns once nobody reads Tessera's own memory.
   virtual void await_readers() {}
   // Nothing of this rank uses the snapshots any more. On the loop's thread.
@@ -168,6 +171,7 @@ class BatchImpl : public BatchClient,
     EventLoop::TimerId peers_timer = 0;  // likewise
   };
   Present present_;
+  bool closing_ = false;  // no operation begins any more
   bool closed_ = false;
   std::atomic<bool> told_no_delta_{false};
   uint64_t relocation_ = 0;  // counts moves of the tensors; written on the loop's thread, under mutex_

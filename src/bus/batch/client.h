@@ -43,7 +43,7 @@ class BatchClient {
   virtual bool undecided() const = 0;
   virtual BatchStats stats() const = 0;
   virtual std::vector<TensorDigest> digests() const = 0;
-  virtual void close() = 0;
+  virtual Untaken close(std::optional<Timeout> linger) = 0;
   // False in a forked child, where no other call may be made.
   virtual bool in_own_process() const = 0;
 };
@@ -85,6 +85,8 @@ inline constexpr const char* kDaemonAgent = "daemon";
 
 // Options completed from the environment. Throws kInvalidArgument for invalid ones.
 BusOptions complete(BusOptions options);
+// With everything that has a default. Throws kInvalidArgument for invalid ones.
+BatchOptions complete(BatchOptions options, const std::string& batch, Timeout timeout);
 // Throws kInvalidArgument unless the bus can have such a pair.
 void check(const BusOptions& bus, const PairOptions& pair);
 

@@ -132,11 +132,12 @@ class DaemonOperation final : public OperationClient {
 class DaemonBatch final : public BatchClient, public std::enable_shared_from_this<DaemonBatch> {
  public:
   DaemonBatch(std::shared_ptr<DaemonBus> bus, std::shared_ptr<PairClient> pair, std::string id, bool sends,
-              const Layout& layout, std::span<const TensorSpec> tensors)
+              const Layout& layout, std::span<const TensorSpec> tensors, Timeout linger)
       : bus_(std::move(bus)),
         pair_(std::move(pair)),
         id_(std::move(id)),
         sends_(sends),
+        linger_(linger),
         manifest_(manifest_of(session().identity(), tensors, layout)) {
     const std::vector<LocalTensor> local = registered_tensors(manifest_, tensors, session().identity().rank);
     placement_ = place_tensors(manifest_, tensors, local, sends);
@@ -149,7 +150,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   }
   ~DaemonBatch() override {
     try {
-      close();
+      close(Timeout(0));
     } catch (const std::exception& error) {
       log_event(LogLevel::info, "close.failed", {}, "{}: closing it: {}", describe(), error.what());
     }
@@ -220,10 +221,13 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   std::vector<TensorDigest> digests() const override {
     return session().call<DigestList>(AgentMessage::kDigests, object(0, {}), {}).digests;
   }
-  void close() override {
-    if (!open_.exchange(false)) return;
+  Untaken close(std::optional<Timeout> linger) override {
+    if (!open_.exchange(false)) return {};
+    Untaken untaken;
     try {
-      number(AgentMessage::kCloseBatch, 0, kCopying);
+      const Timeout limit = linger.value_or(linger_);
+      await_beginning();
+      untaken = session().call<BatchClosed>(AgentMessage::kCloseBatch, object(0, limit), limit + kCopying).untaken;
     } catch (const Error& error) {
       log_event(LogLevel::info, "close.failed", {}, "{}: closing it: {}", describe(), error.what());
     }
@@ -236,6 +240,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     }
     current_.reset();
     if (lender_) lender_->close();  // now the tensors may be freed, whatever the agent does
+    return untaken;
   }
   bool in_own_process() const override { return bus_->in_own_process(); }
 
@@ -265,6 +270,15 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     const MutexLock lock(mutex_);
     return current_ && !current_->wait_for(Timeout(0), {});
   }
+  // A call to close may overtake what the queue holds: asks for something behind the operation that was posted last.
+  void await_beginning() {
+    if (!under_way()) return;
+    try {
+      state();
+    } catch (const Error& error) {
+      log().info("{}: closing it: {}", describe(), error.what());
+    }
+  }
   ObjectCall object(int64_t version, Timeout timeout) const {
     return {.session = session().number(), .object = number_, .version = version, .timeout = timeout};
   }
@@ -293,6 +307,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
   const std::shared_ptr<PairClient> pair_;
   const std::string id_;
   const bool sends_;
+  const Timeout linger_;
   const Manifest manifest_;
   MemoryPlacement placement_;       // until the agent is told
   std::unique_ptr<Lender> lender_;  // null if nothing is lent
@@ -347,7 +362,8 @@ class DaemonPair final : public PairClient, public std::enable_shared_from_this<
                                               Timeout timeout, const BatchOptions& options) override {
     bus_->require_own_process();
     check_name("batch", id);
-    auto batch = std::make_shared<DaemonBatch>(bus_, shared_from_this(), id, sends, options_.layout, tensors);
+    auto batch = std::make_shared<DaemonBatch>(bus_, shared_from_this(), id, sends, options_.layout, tensors,
+                                               options.linger.value_or(Timeout(0)));
     batch->open(number_, timeout, options);
     return batch;
   }

@@ -55,6 +55,7 @@ enum class AgentMessage : uint16_t {
   kPeerList,
   kWaitPeers,
   kGiveUp,
+  kBatchClosed,
 };
 
 // Commands of the queue.
@@ -68,6 +69,7 @@ enum class AgentCommand : uint16_t {
   kStats,
 };
 
+inline constexpr uint32_t kMaxPeersTold = 1 << 16;  // jobs may come that no pair names
 // Texts and timeouts of this conversation.
 inline constexpr uint32_t kMaxRecordText = 700;  // for a status, in a record of the queue
 // An empty text means no layout: the pair's, or replicated.
@@ -295,7 +297,7 @@ struct Registered {
   static void fields(auto& f, auto& self) { f("batch", self.batch); }
 };
 
-// Commit, WaitVersion, Withdraw, Digests, Peers, CloseBatch, ClosePair.
+// Commit, WaitVersion, Withdraw, Digests, Peers, CloseBatch (the timeout is the linger), ClosePair.
 struct ObjectCall {
   uint64_t session = 0;
   uint32_t object = 0;  // the number of a batch or a pair
@@ -314,6 +316,16 @@ struct Number {
   static constexpr AgentMessage kType = AgentMessage::kNumber;
   int64_t value = 0;
   static void fields(auto& f, auto& self) { f("value", self.value); }
+};
+
+// The answer to CloseBatch.
+struct BatchClosed {
+  static constexpr AgentMessage kType = AgentMessage::kBatchClosed;
+  Untaken untaken;
+  static void fields(auto& f, auto& self) {
+    f("version", self.untaken.version);
+    f("jobs", self.untaken.jobs, kMaxPeersTold, kMaxNameBytes);
+  }
 };
 
 struct DigestList {
@@ -357,9 +369,6 @@ struct PeerList {
       status_field(g, peer.error);
     });
   }
-
- private:
-  static constexpr uint32_t kMaxPeersTold = 1 << 16;  // jobs may come that no pair names
 };
 
 // --- in the command queue ---

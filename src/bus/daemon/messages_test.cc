@@ -16,7 +16,7 @@ TEST(AgentMessages, ComeBackAsTheyAreDrawn) {
   expect_fields_hold<OpenSession>(true);  // a later version may have more
   expect_each_holds<SessionOpened, CallFailed, PairCall, Paired, ManifestCall, Offered, AllGatherCall, Gathered,
                     GiveUpCall, Arenas, RegisterCall, Registered, ObjectCall, Number, DigestList, WaitPeersCall,
-                    PeerList>();
+                    PeerList, BatchClosed>();
 }
 
 TEST(AgentCommands, ComeBackAsTheyAreDrawn) {

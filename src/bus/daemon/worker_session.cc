@@ -250,7 +250,12 @@ void WorkerSession::serve(WorkerConnection& connection, const Frame& frame) {
       auto call = read_message<RegisterCall>(frame.payload, name());
       call.options.stop = connection.given_up.get_token();
       const Registered registered = register_batch(std::move(call), std::move(connection.arenas));
-      if (!connection.answer(registered)) close_batch(registered.batch);  // the name can be registered again
+      if (!connection.answer(registered)) close_batch(registered.batch, {});  // the name can be registered again
+      return;
+    }
+    case AgentMessage::kCloseBatch: {
+      const auto call = read_message<ObjectCall>(frame.payload, name());
+      connection.answer(BatchClosed{.untaken = close_batch(call.object, call.timeout)});
       return;
     }
     case AgentMessage::kDigests: {
@@ -322,9 +327,6 @@ int64_t WorkerSession::number_of(AgentMessage type, const ObjectCall& call) {
       return batch(call.object)->wait_version(call.version, call.timeout);
     case AgentMessage::kWithdraw:
       return batch(call.object)->withdraw(call.version) ? 1 : 0;
-    case AgentMessage::kCloseBatch:
-      close_batch(call.object);
-      return 1;
     case AgentMessage::kClosePair: {
       const std::shared_ptr<PairClient> closed = remove_pair(call.object);
       if (!closed) fail(ErrorCode::kNotFound, "agent: {} has no pair {}"_message, name(), call.object);
@@ -341,11 +343,12 @@ std::shared_ptr<PairClient> WorkerSession::remove_pair(uint32_t number) {
   return node ? node.mapped() : nullptr;
 }
 
-void WorkerSession::close_batch(uint32_t number) {
-  batch(number)->close();
+Untaken WorkerSession::close_batch(uint32_t number, Timeout linger) {
+  Untaken untaken = batch(number)->close(linger);
   RegisteredBatch closed;
   const MutexLock lock(mutex_);
   if (auto node = batches_.extract(number)) closed = std::move(node.mapped());  // or another call has closed it
+  return untaken;
 }
 
 Registered WorkerSession::register_batch(RegisterCall call, std::vector<UniqueFd> fds) {

@@ -110,7 +110,7 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   Found operation(uint64_t command) const;
   Paired join(const PairCall& call);
   std::shared_ptr<PairClient> remove_pair(uint32_t number);
-  void close_batch(uint32_t number);
+  Untaken close_batch(uint32_t number, Timeout linger);
   Registered register_batch(RegisterCall call, std::vector<UniqueFd> fds);
   int64_t number_of(AgentMessage type, const ObjectCall& call);
   void execute(const Command& command, Replier& replier);

@@ -105,6 +105,7 @@ void InPlaceSender::check_ended() {
   offering_ = 0;
   if (outcome.ok()) version_ = operation_->version();  // else it may be sent again
   end_operation(outcome);
+  count_decision();
 }
 
 // Who has not begun is waited for no longer.
@@ -161,13 +162,21 @@ void InPlaceSender::offer_joined() {
   offer_all();
 }
 
-// --- ending early --------------------------------------------------------------------------------
+// --- ending --------------------------------------------------------------------------------
 
 SenderBatch::Withdrawal InPlaceSender::try_withdraw(int64_t version) {
   if (version == 0 || version != offering_ || begun_) return Withdrawal::kTooLate;
   if (undecided(version)) return Withdrawal::kUndecided;
   fail_operation(failed(ErrorCode::kCancelled, "version {} was withdrawn"_message, version));
   return Withdrawal::kDone;
+}
+
+Untaken InPlaceSender::untaken() const {
+  if (offering_ == 0 || !ending_.ok()) return {};
+  Untaken untaken{.version = offering_};
+  for (const auto& [job, session] : sessions_)
+    if (session->offering()) untaken.jobs.push_back(job);
+  return untaken;
 }
 
 bool InPlaceSender::cancel_operation() {

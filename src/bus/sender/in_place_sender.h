@@ -29,6 +29,7 @@ class InPlaceSender final : public SenderBatch {
   void note_begun(int64_t version) override;
   Withdrawal try_withdraw(int64_t version) override;
   void fall_behind(int64_t version) override;
+  Untaken untaken() const override;
   void on_attached(SenderSession& session, bool first) override;
   void on_dropped(const SenderSession& session) override { newcomers_.erase(&session); }
   void note_absence(const SenderSession& session) override;

@@ -273,6 +273,47 @@ void SenderBatch::wait_peers(int jobs, int64_t version, Timeout timeout) {
   }
 }
 
+Untaken SenderBatch::await_takers(Timeout linger) {
+  const Deadline deadline = Deadline::after(linger);
+  const std::stop_token stop = setup_.interruption->token();
+  Duration period = kSilence;
+  while (true) {
+    const uint64_t seen = decisions();
+    Untaken left;
+    setup_.agent->run_on_loop([&] {
+      closing_ = true;
+      if (!closed_) left = untaken();
+    });
+    if (left.jobs.empty()) return {};
+    {
+      const MutexLock lock(mutex_);
+      const auto changed = [&]() REQUIRES(mutex_) { return decisions_ != seen || ended_; };
+      if (changed_.wait_until(mutex_, stop, Deadline::after(std::min(deadline.left(), period)), changed)) continue;
+    }
+    if (stop.stop_requested() || deadline.passed()) {
+      observe_untaken(left, linger, stop.stop_requested());
+      return left;
+    }
+    period = kStopPeriod;
+    setup_.agent->run_on_loop([&] {
+      for (const std::string& job : left.jobs)
+        if (const auto it = sessions_.find(job); it != sessions_.end()) it->second->check_receivers();
+    });
+  }
+}
+
+void SenderBatch::observe_untaken(const Untaken& untaken, Timeout linger, bool interrupted) {
+  const LogScope scope = log_scope();
+  for (const std::string& job : untaken.jobs)
+    log_event(linger == Timeout(0) ? LogLevel::info : LogLevel::warn, "version.dropped",
+              {{"with", job}, {"version", untaken.version}},
+              "{}: {} closes it, and job {} has not taken version {}{}"_message, describe(), identity().name(), job,
+              untaken.version,
+              interrupted            ? ": the wait was interrupted"
+              : linger == Timeout(0) ? std::string()
+                                     : fmt::format(" within {:.1f} s"_message, to_seconds(linger)));
+}
+
 uint64_t SenderBatch::decisions() const {
   const MutexLock lock(mutex_);
   return decisions_;

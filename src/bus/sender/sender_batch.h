@@ -48,6 +48,7 @@ class SenderBatch : public BatchImpl {
   enum class Withdrawal { kDone, kTooLate, kUndecided };
   virtual Withdrawal try_withdraw(int64_t version) = 0;
   virtual void fall_behind(int64_t version) = 0;  // see on_terms_ahead()
+  virtual Untaken untaken() const = 0;            // of what was sent last, or is being sent
   virtual void on_attached(SenderSession& session, bool first) = 0;
   virtual void on_dropped(const SenderSession& session) = 0;
   virtual void note_absence(const SenderSession& session);
@@ -102,6 +103,8 @@ class SenderBatch : public BatchImpl {
   BatchOffer own_offer() const final;
   bool withdraw(int64_t version) final;
   void describe_peer(BatchPeer& peer) const final;
+  Untaken await_takers(Timeout linger) final;
+  void observe_untaken(const Untaken& untaken, Timeout linger, bool interrupted);
 
   void watch_jobs();
   void watch_jobs_again();

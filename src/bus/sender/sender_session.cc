@@ -293,6 +293,10 @@ std::vector<Link*> SenderSession::awaited_links() const {
   return links;
 }
 
+void SenderSession::check_receivers() {
+  for (const auto& [rank, link] : receivers_) link->connection()->end_if_stopped();
+}
+
 // --- ending --------------------------------------------------------------------------------------
 
 bool SenderSession::idle() const {

@@ -49,6 +49,7 @@ class SenderSession final : public Session, public SourceLinkOwner {
   // session is idle.
   void leave(const Status& why);
 
+  void check_receivers();              // treats those that are stopped as lost
   bool left() const { return left_; }  // it is broken because a rank has closed the batch, as it should
   bool begun(int64_t version) const;   // a receiver reads it, or has read it
   bool held(int64_t version) const { return version != 0 && held_ == version; }

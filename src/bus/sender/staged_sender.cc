@@ -162,6 +162,19 @@ SenderBatch::Withdrawal StagedSender::try_withdraw(int64_t version) {
   return Withdrawal::kDone;
 }
 
+// A session that is broken goes on with what its receivers have chosen.
+Untaken StagedSender::untaken() const {
+  const bool sending = offering_ != 0 && ending_.ok();
+  Untaken untaken{.version = sending ? offering_ : slots_[newest_slot_].version};
+  for (const auto& [job, session] : sessions_) {
+    const auto known = known_.find(job);
+    const bool has = known != known_.end() && known->second.version >= untaken.version;
+    const bool may_take = sending ? !session->broken() : session->offered(newest_slot_).may_be_taken();
+    if (may_take && !has) untaken.jobs.push_back(job);
+  }
+  return untaken;
+}
+
 bool StagedSender::cancel_operation() {
   if (offering_ == 0 || !ending_.ok() || copying_.target) return false;
   observe_withdrawal(offering_);

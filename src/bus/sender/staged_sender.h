@@ -35,6 +35,7 @@ class StagedSender final : public SenderBatch {
   void note_begun(int64_t version) override;
   Withdrawal try_withdraw(int64_t version) override;
   void fall_behind(int64_t version) override;
+  Untaken untaken() const override;
   void on_attached(SenderSession& session, bool first) override;
   void on_dropped(const SenderSession& session) override { copying_.prepared.erase(&session); }
   void on_deadline() override;
