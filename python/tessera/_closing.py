@@ -20,7 +20,11 @@ class Closing(ABC):
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """Closes it in a program that ends because of an error, without waiting for other ranks."""
+        """Closes it because of an error, without waiting for other ranks."""
+        self.close()
+
+    def close_soon(self) -> None:
+        """Closes it as the interpreter ends, and waits for other ranks only briefly."""
         self.close()
 
     def __enter__(self) -> Self:
@@ -29,7 +33,10 @@ class Closing(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            self.abandon()
 
 
 _open: weakref.WeakValueDictionary[int, Closing] = weakref.WeakValueDictionary()
@@ -49,4 +56,4 @@ def _close_all() -> None:
     failed = not interactive and getattr(sys, "last_value", None) is not None
     with contextlib.ExitStack() as stack:  # the last first, and all, whatever one raises
         for _, each in sorted(_open.items()):
-            stack.callback(each.abandon if failed else each.close)
+            stack.callback(each.abandon if failed else each.close_soon)

@@ -12,6 +12,7 @@ It is built on the same parts as tessera.connect(), which is the shorter way.
 
 from __future__ import annotations
 
+import math
 import reprlib
 import threading
 import time
@@ -22,7 +23,7 @@ from typing import Any
 from . import _core
 from ._arguments import elements, optional_text, seconds, text, whole
 from ._bus.attachment import Direction, Mode, Share, left_of
-from ._bus.batch import Batch
+from ._bus.batch import EXIT_LINGER, Batch, close_batches
 from ._bus.bus import join, peer_names, require_direction, require_mode, snapshots_for
 from ._bus.handle import Handle
 from ._bus.refusals import told_to_others
@@ -131,6 +132,7 @@ class TensorBusClient(Closing):
         mode: Mode = "inplace",
         wire: str | Sequence[str | None] | None = None,
         hold: Hold = "strong",
+        linger: float | None = None,
     ) -> BatchHandler:
         """Registers tensors that are transferred as one.
 
@@ -148,6 +150,8 @@ class TensorBusClient(Closing):
                 quantised, or a list with one for each, None for no format.
             hold: "strong": the batch keeps the tensors. "weak": it does not, as in Bus.register(). The list is read
                 once, either way.
+            linger: For a sender: seconds that close() waits for jobs that have not taken the last version yet, as in
+                Batch.close(). 0: it is dropped. None: `timeout`.
 
         Raises:
             InvalidArgumentError: A tensor that cannot be moved; it names its position and why. Or a wrong `wire`.
@@ -158,13 +162,14 @@ class TensorBusClient(Closing):
         require_hold(hold)
         _core.check_name("batch_id", text("batch_id", batch_id))
         timeout = seconds("timeout", timeout)
+        linger = None if linger is None else seconds("linger", linger)
         tensors = [_pair_of(each) for each in elements("tensors", tensors, "a list of (tensor, pair_name)")]
         with self._lock:
             if batch_id in self._handlers:
                 raise AlreadyExistsError(f"batch {batch_id}: it is registered already: close() it first")
             named = dict.fromkeys(name for _, name in tensors)
             with told_to_others([self._pairs[name].pair for name in named if name in self._pairs], batch_id):
-                batch = self._collect(batch_id, tensors, timeout, mode, wire, hold)
+                batch = self._collect(batch_id, tensors, timeout, mode, wire, hold, linger)
             handler = self._handlers[batch_id] = BatchHandler(batch)
             return handler
 
@@ -176,6 +181,7 @@ class TensorBusClient(Closing):
         mode: Mode,
         wire: str | Sequence[str | None] | None,
         hold: Hold,
+        linger: float | None,
     ) -> Batch:
         wires = wire_by_position(wire, len(tensors))
         by_pair: dict[str, list[tuple[str, Any]]] = {}
@@ -200,23 +206,41 @@ class TensorBusClient(Closing):
             mode=mode,
             timeout=timeout,
             snapshots=snapshots_for(first.peers),
+            linger=linger,
             named=first.peers,
             pinned=False,
             forget=self._forget,
         )
 
-    def close(self) -> None:
-        """Closes all batches and leaves all pairs. Idempotent."""
+    def close(self, linger: float | None = None) -> None:
+        """Closes all batches and leaves all pairs. Idempotent.
+
+        Args:
+            linger: Seconds to wait for jobs that have not taken the last version of a batch yet: see Batch.close().
+                None: as each batch was registered.
+        """
+        self._close(linger)
+
+    def abandon(self) -> None:
+        """Closes it because of an error: what is not taken is dropped."""
+        self._close(0)
+
+    def close_soon(self) -> None:
+        """Closes it as the interpreter ends."""
+        self._close(most=EXIT_LINGER)
+
+    def _close(self, linger: float | None = None, most: float = math.inf) -> None:
         with self._lock:
-            handlers = list(self._handlers.values())
-        for handler in handlers:
-            handler.close()
-        with self._lock:
-            left = [joined.pair for joined in self._pairs.values()] + list(self._buses.values())
-            self._pairs.clear()
-            self._buses.clear()
-        for each in left:
-            each.close()
+            batches = [handler.batch for handler in self._handlers.values()]
+        try:
+            close_batches(batches, linger, most)
+        finally:
+            with self._lock:
+                left = [joined.pair for joined in self._pairs.values()] + list(self._buses.values())
+                self._pairs.clear()
+                self._buses.clear()
+            for each in left:
+                each.close()
 
     def _forget(self, batch: Batch) -> None:
         with self._lock:
@@ -299,9 +323,13 @@ class BatchHandler(Closing):
             )
         self._matched = True
 
-    def close(self) -> None:
-        """Frees what both sides keep for the batch. Idempotent."""
-        self._batch.close()
+    def close(self, linger: float | None = None) -> None:
+        """Frees what both sides keep for the batch, once the last version is taken; see Batch.close(). Idempotent."""
+        self._batch.close(linger)
+
+    def abandon(self) -> None:
+        """Closes it because of an error: what is not taken is dropped."""
+        self._batch.abandon()
 
     def __repr__(self) -> str:
         return f"BatchHandler({self._batch!r})"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -19,6 +21,9 @@ from .attachment import Attachment, Direction, Mode, Share, left_of
 from .handle import Handle, progress_bars, receives
 from .registration import Held
 from .transfer import Beginning, Transfer, What
+
+EXIT_LINGER = 5.0  # seconds, as the interpreter ends
+_LEAST_LINGER = 1e-3  # of one that was to wait
 
 
 class Batch(Closing):
@@ -36,11 +41,13 @@ class Batch(Closing):
         pinned: bool,
         delta: bool = False,
         grace: float | None = None,
+        linger: float | None = None,
         named: int = 1,
         forget: Callable[[Batch], None],
     ) -> None:
         self._shares = sorted(shares, key=lambda share: share.name)
         self._timeout = timeout
+        self._linger = timeout if linger is None else linger
         self._forget = forget
         self._attachment = Attachment(bus, name, self._shares, timeout, (mode, snapshots, pinned, delta), grace)
         self._named = named
@@ -221,20 +228,30 @@ class Batch(Closing):
         core, timeout = self._attachment.ready("recv", None if timeout is None else seconds("timeout", timeout))
         return core.wait_version(version, timeout)
 
-    def close(self) -> None:
+    def close(self, linger: float | None = None) -> None:
         """Frees what both sides keep for the batch; later calls of the peer fail with PeerLostError. Calls of other
         threads that wait for other ranks end with CancelledError; a transfer that reads or writes its tensors is waited
-        for. Idempotent."""
-        if os.getpid() == self._process:  # in a forked child it is its parent's
-            core = self._attachment.close()
-            if core is not None:
-                core.close()
-                if self._last is not None:
-                    self._last.settle()
-        else:
-            self._attachment.forget()
-        self._last = None
-        self._forget(self)
+        for. Idempotent.
+
+        A sender first waits until every job that is attached has taken the last version: the one that was sent last,
+        staged; in place, one that is being sent by send(blocking=False). A job that closes the batch, dies or is
+        stopped is not waited for; Ctrl-C ends the wait. A version that is not taken by then is dropped: a
+        RuntimeWarning and the log name it and the jobs. At the end of a `with` statement by an exception nothing is
+        waited for, and as the interpreter ends five seconds at most.
+
+        Args:
+            linger: Seconds to wait for the other jobs. 0: drop what is not taken, without a warning. None: what
+                register() was given.
+        """
+        close_batches([self], linger)
+
+    def abandon(self) -> None:
+        """Closes it because of an error: what is not taken is dropped."""
+        self.close(linger=0)
+
+    def close_soon(self) -> None:
+        """Closes it as the interpreter ends."""
+        close_batches([self], most=EXIT_LINGER)
 
     # --- for the package
 
@@ -252,6 +269,29 @@ class Batch(Closing):
         return self._attachment.newest(timeout)
 
     # --- inside
+
+    def _close(self, linger: float) -> str:
+        """Returns what is dropped, as text."""
+        core, beginning, dropped = None, self._beginning, ""
+        try:
+            if os.getpid() != self._process:  # in a forked child it is its parent's
+                self._attachment.forget()
+                return ""
+            if beginning is not None and beginning.what == "send" and not beginning.over:
+                dropped = f"batch {self.name}: a send that had not begun yet is dropped"
+            core = self._attachment.close()
+            if core is None:
+                return dropped
+            version, jobs = core.close(linger)
+            if jobs:
+                names = ", ".join(jobs)
+                dropped = f"batch {self.name}: version {version} is dropped: not taken by {names} within {linger:.1f} s"
+            return dropped
+        finally:
+            if core is not None and self._last is not None:
+                self._last.settle()
+            self._last = None
+            self._forget(self)
 
     def _take(
         self,
@@ -407,13 +447,41 @@ class Batch(Closing):
         if sys.is_finalizing():  # no more threads can be started
             return
         # Closing may wait for a peer that reads: not in the garbage collector.
-        threading.Thread(target=core.close, name="tessera-close").start()
+        linger = min(self._linger, EXIT_LINGER)
+        threading.Thread(target=core.close, args=(linger,), name="tessera-close").start()
 
     def __repr__(self) -> str:
         where = "+".join(share.name for share in self._shares)
         words: dict[Direction | None, str] = {None: "not yet transferred", "send": "sends", "recv": "receives"}
         state = "closed" if self._attachment.closed else f"{words[self._attachment.direction]}, version {self.version}"
         return f"Batch({where}/{self.name}: {len(self.names)} tensors, {self.mode}, {state})"
+
+
+def close_batches(batches: Iterable[Batch], linger: float | None = None, most: float = math.inf) -> None:
+    """Closes them all, whatever one raises. They wait for other jobs at one time: `linger` seconds, or each its own, at
+    most `most`. Receivers are closed first: two jobs that send to each other do not wait for each other."""
+    if linger is not None:
+        linger = seconds("linger", linger)
+    began = time.monotonic()
+    dropped = []
+    interrupted = False
+
+    def close(batch: Batch) -> None:
+        nonlocal interrupted
+        limit = 0.0 if interrupted else min(batch._linger if linger is None else linger, most)
+        try:
+            text = batch._close(limit and max(limit - (time.monotonic() - began), _LEAST_LINGER))
+        except BaseException:
+            interrupted = True
+            raise
+        if text and limit:
+            dropped.append(text)
+
+    with contextlib.ExitStack() as stack:  # the last one first
+        for batch in sorted(batches, key=lambda batch: batch.direction != "send"):
+            stack.callback(close, batch)
+    for text in dropped:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _begin_now(beginning: Beginning, begin: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 import threading
 import time
@@ -16,7 +17,7 @@ from .._launch import launch
 from .._tensors.layouts import LayoutLike, as_layout
 from .._tensors.walk import Hold, other_names, require_hold
 from .attachment import Direction, Mode, Share, left_of
-from .batch import Batch
+from .batch import EXIT_LINGER, Batch, close_batches
 from .mapping import Map
 from .refusals import told_to_others
 from .registration import Registration
@@ -147,6 +148,7 @@ class Bus(Closing):
         timeout: float | None = None,
         snapshots: int | None = None,
         grace: float | None = None,
+        linger: float | None = None,
         pinned: bool = False,
         delta: bool = False,
         map: Map | None = None,
@@ -180,6 +182,8 @@ class Bus(Closing):
             grace: For an in-place sender with several peers: seconds that a send waits, once one of them has the
                 version, for the others to begin to take it. A job that has not begun by then misses this version, and
                 is not waited for again until it takes one. None: 1.
+            linger: For a sender: seconds that close() waits for jobs that have not taken the last version yet
+                (Batch.close()). 0: it is dropped. None: `timeout`.
             pinned: Refuse a peer that comes back with another world size or other layouts.
             delta: Send a region as its changes since the last version, where these are smaller. It takes effect only
                 if all ranks of both jobs ask for it. A sender spends memory on it: a copy of what
@@ -229,6 +233,7 @@ class Bus(Closing):
                 )
                 snapshots = snapshots_for(len(self.peers)) if snapshots is None else whole("snapshots", snapshots, 2, 8)
                 grace = None if grace is None else seconds("grace", grace)
+                linger = None if linger is None else seconds("linger", linger)
                 timeout = self._timeout if timeout is None else seconds("timeout", timeout)
                 only, ignore = _names("only", only), _names("ignore", ignore)
                 is_wanted = _matcher("only", only)
@@ -264,6 +269,7 @@ class Bus(Closing):
                     timeout=timeout,
                     snapshots=snapshots,
                     grace=grace,
+                    linger=linger,
                     named=len(self.peers),
                     pinned=pinned,
                     delta=delta,
@@ -283,24 +289,41 @@ class Bus(Closing):
         limit = self._timeout if timeout is None else seconds("timeout", timeout)
         return self._require_open().manifest(text("batch", batch), limit)
 
-    def close(self) -> None:
+    def close(self, linger: float | None = None) -> None:
         """Closes every batch and leaves the pair. Calls of other threads that wait for other ranks end with
-        CancelledError; a transfer that reads or writes tensors is waited for. Idempotent."""
+        CancelledError; a transfer that reads or writes tensors is waited for. Idempotent.
+
+        Args:
+            linger: Seconds to wait for jobs that have not taken the last version of a batch yet: see Batch.close().
+                None: as each batch was registered.
+        """
+        self._close(linger)
+
+    def abandon(self) -> None:
+        """Closes it because of an error: what is not taken is dropped."""
+        self._close(0)
+
+    def close_soon(self) -> None:
+        """Closes it as the interpreter ends."""
+        self._close(most=EXIT_LINGER)
+
+    def _close(self, linger: float | None = None, most: float = math.inf) -> None:
         with self._lock:
             core = self._core
         if core is not None:
             core.end_waits()
         with self._lock:
             batches = list(self._batches.values())
-        for batch in batches:
-            batch.close()
-        with self._lock:
-            core, self._core = self._core, None
-            pair, self._pair = self._pair, None
-        if pair is not None:
-            pair.close()
-        if core is not None:
-            core.close()
+        try:
+            close_batches(batches, linger, most)
+        finally:
+            with self._lock:
+                core, self._core = self._core, None
+                pair, self._pair = self._pair, None
+            if pair is not None:
+                pair.close()
+            if core is not None:
+                core.close()
 
     @property
     def closed(self) -> bool:

@@ -8,7 +8,6 @@ import os
 import secrets
 import struct
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -147,14 +146,6 @@ class Group(Closing):
             f"ETP group {self.name} cannot be pickled, nor can layers that were constructed with it: save their "
             "state_dict()"
         )
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self.abandon()
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, rank={self.rank}, size={self.size})"

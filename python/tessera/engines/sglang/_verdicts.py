@@ -50,7 +50,10 @@ class Teller(Closing):
         self._batch.send(time.monotonic_ns(), timeout=self._timeout).wait()
 
     def close(self) -> None:
-        self._bus.close()
+        self._bus.close(linger=_GRACE_SECONDS)
+
+    def abandon(self) -> None:
+        self._bus.abandon()
 
 
 class Reader(Closing):

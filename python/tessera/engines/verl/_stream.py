@@ -155,8 +155,8 @@ class Stream(Closing):
         return last, entries
 
     def close(self) -> None:
-        """Leaves the bus. Idempotent."""
-        self._bus.close()
+        """Leaves the bus. A bucket that nobody has taken is dropped: send() returns once they have. Idempotent."""
+        self._bus.close(linger=0)
 
 
 class _Filling:

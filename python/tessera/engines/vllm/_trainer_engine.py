@@ -231,7 +231,7 @@ class TesseraTrainerEngine(_base.TrainerWeightTransferEngine[TesseraTrainerInitI
             if ranks is not None:
                 ranks.close()
             if bus is not None:
-                bus.close()
+                bus.close(linger=0)  # servers take a version only when they are asked to
 
 
 register()  # vLLM runs plugins in its own processes only
