@@ -268,21 +268,30 @@ class Batch(Closing):
             return 0
         return self._attachment.newest(timeout)
 
+    def await_beginning(self, linger: float) -> bool:
+        """Waits for the beginning of a send that is under way in a registered batch, at most `linger` seconds: it may
+        compare replicas with other ranks of this job first. Returns whether none is left that has not begun."""
+        beginning = self._beginning
+        if beginning is None or beginning.what != "send" or beginning.over:
+            return True
+        return self._attachment.core is not None and linger > 0 and beginning.over_within(linger)
+
     # --- inside
 
     def _close(self, linger: float) -> str:
         """Returns what is dropped, as text."""
-        core, beginning, dropped = None, self._beginning, ""
+        core, dropped = None, ""
         try:
             if os.getpid() != self._process:  # in a forked child it is its parent's
                 self._attachment.forget()
                 return ""
-            if beginning is not None and beginning.what == "send" and not beginning.over:
+            began = time.monotonic()
+            if not self.await_beginning(linger):
                 dropped = f"batch {self.name}: a send that had not begun yet is dropped"
             core = self._attachment.close()
             if core is None:
                 return dropped
-            version, jobs = core.close(linger)
+            version, jobs = core.close(linger and max(linger - (time.monotonic() - began), _LEAST_LINGER))
             if jobs:
                 names = ", ".join(jobs)
                 dropped = f"batch {self.name}: version {version} is dropped: not taken by {names} within {linger:.1f} s"

@@ -309,7 +309,17 @@ class Bus(Closing):
 
     def _close(self, linger: float | None = None, most: float = math.inf) -> None:
         with self._lock:
-            core = self._core
+            core, batches = self._core, list(self._batches.values())
+        try:
+            for batch in batches:
+                batch.await_beginning(min(batch._linger if linger is None else linger, most))
+        except BaseException:
+            linger = 0
+            raise
+        finally:
+            self._end(core, linger, most)
+
+    def _end(self, core: _core.Bus | None, linger: float | None, most: float) -> None:
         if core is not None:
             core.end_waits()
         with self._lock:

@@ -133,6 +133,10 @@ class Beginning:
             return False
         return self._transfer is None or self._transfer.core.wait_for(max(end - time.monotonic(), 0.0))
 
+    def over_within(self, timeout: float) -> bool:
+        """Waits until it is over, at most `timeout` seconds. Its transfer may have just begun."""
+        return _wait(self._over, time.monotonic() + timeout)
+
     def wait(self) -> Transfer:
         """Returns the transfer once it has begun. Raises its error if it has failed."""
         _wait(self._over)  # it has its own deadline

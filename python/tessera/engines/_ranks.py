@@ -266,7 +266,7 @@ class Ranks(Closing):
                 while not all(self._has_heard(peer) for peer in self._batch.peers.values()) and time.monotonic() < end:
                     time.sleep(_POLL_SECONDS[0])
         finally:
-            bus.close()
+            bus.close(linger=0)  # those that have not heard it were waited for
             for thread in self._threads:
                 thread.join()
 

@@ -276,7 +276,7 @@ class DaemonBatch final : public BatchClient, public std::enable_shared_from_thi
     try {
       state();
     } catch (const Error& error) {
-      log().info("{}: closing it: {}", describe(), error.what());
+      log_event(LogLevel::info, "close.failed", {}, "{}: closing it: {}", describe(), error.what());
     }
   }
   ObjectCall object(int64_t version, Timeout timeout) const {

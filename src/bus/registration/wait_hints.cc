@@ -359,7 +359,7 @@ std::string wait_hint(Store& store, const Identity& self, const std::vector<Awai
         if (clauses.size() < kMostClauses) clauses.push_back(std::move(clause));
     }
   } catch (const Error& error) {  // the message is no worse than without it
-    log().debug("no hints for the wait of {}: {}", self.name(), error.what());
+    log_event(LogLevel::debug, "hints.missing", {}, "no hints for the wait of {}: {}", self.name(), error.what());
   }
   return fmt::format("{}", fmt::join(clauses, "; "));
 }
