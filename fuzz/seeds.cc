@@ -373,6 +373,10 @@ void add_agent_messages(Seeds& seeds) {
   add_message("all_gather",
               AllGatherCall{.session = 5, .pair = 1, .batch = "policy", .value = "4x2", .timeout = Timeout(9)});
   add_message("gathered", Gathered{.values = {"4x2", ""}});
+  add_message("give_up", GiveUpCall{.session = 5,
+                                    .pair = 1,
+                                    .batch = "policy",
+                                    .why = Status(ErrorCode::kInvalidArgument, "tensor w: a row short")});
   add_message("arenas", Arenas{.session = 5});
   RegisterCall call{
       .session = 5, .pair = 1, .batch = "policy", .sends = true, .timeout = Timeout(9), .options = {}, .tensors = {}};
@@ -390,6 +394,7 @@ void add_agent_messages(Seeds& seeds) {
   add("commit", AgentMessage::kCommit,
       message_bytes(ObjectCall{.session = 5, .object = 2, .version = 3, .timeout = {}}));
   add_message("number", Number{.value = 3});
+  add_message("batch_closed", BatchClosed{.untaken = {.version = 7, .jobs = {"engine0"}}});
   add_message("wait_peers", WaitPeersCall{.session = 5, .batch = 2, .jobs = 2, .version = 7, .timeout = Timeout(9)});
   add_message("peers", PeerList{.peers = {{.job = "engine0", .attached = true, .world = 2, .version = 7},
                                           {.job = "engine1", .error = Status(ErrorCode::kPeerLost, "gone")}}});
