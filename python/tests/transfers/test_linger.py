@@ -215,6 +215,7 @@ def test_as_the_interpreter_ends_it_waits_only_briefly(end: str, runtime_dir: Pa
         import threading
         import numpy as np
         import tessera
+        from tessera._closing import close_at_exit
 
         def joined(role, peer):
             return tessera.connect("weights", role=role, peer=peer, rank=0, world=1, namespace="exit", timeout=600)
@@ -222,8 +223,9 @@ def test_as_the_interpreter_ends_it_waits_only_briefly(end: str, runtime_dir: Pa
         buses = []
         thread = threading.Thread(target=lambda: buses.append(joined("inference", "trainer")))
         thread.start()
-        sends = joined("trainer", "inference")  # closed first, being the last one
+        sends = joined("trainer", "inference")
         thread.join(60)
+        close_at_exit(sends)  # again: it is closed first, being the last one
         taken = np.zeros(4)
         thread = threading.Thread(target=lambda: buses[0].register({"w": taken}, direction="recv"))
         thread.start()

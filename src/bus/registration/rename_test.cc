@@ -14,7 +14,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 // Shapes follow from the last segment of a name, so that only tensors of one kind have equal ones.
-Manifest manifest_of(const Names& names) {
+Manifest names_offered(const Names& names) {
   Manifest manifest;
   for (const std::string& name : names)
     manifest.entries.push_back(
@@ -23,7 +23,7 @@ Manifest manifest_of(const Names& names) {
 }
 
 std::string suggestion(const Names& offered, const Names& taken) {
-  const Manifest sender = manifest_of(offered), receiver = manifest_of(taken);
+  const Manifest sender = names_offered(offered), receiver = names_offered(taken);
   std::vector<bool> filled;
   for (const std::string& name : taken) filled.push_back(std::ranges::count(offered, name) != 0);
   return suggest_map({sender, "trainer"}, {receiver, "engine"}, filled);

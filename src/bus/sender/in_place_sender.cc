@@ -166,7 +166,7 @@ void InPlaceSender::offer_joined() {
 
 SenderBatch::Withdrawal InPlaceSender::try_withdraw(int64_t version) {
   if (version == 0 || version != offering_ || begun_) return Withdrawal::kTooLate;
-  if (undecided(version)) return Withdrawal::kUndecided;
+  if (any_undecided(version)) return Withdrawal::kUndecided;
   fail_operation(failed(ErrorCode::kCancelled, "version {} was withdrawn"_message, version));
   return Withdrawal::kDone;
 }

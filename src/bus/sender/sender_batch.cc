@@ -193,7 +193,7 @@ bool SenderBatch::any_offering() const {
   return std::ranges::any_of(sessions_, [](const auto& entry) { return entry.second->offering(); });
 }
 
-bool SenderBatch::undecided(int64_t version) const {
+bool SenderBatch::any_undecided(int64_t version) const {
   return std::ranges::any_of(sessions_, [&](const auto& entry) { return entry.second->undecided(version); });
 }
 

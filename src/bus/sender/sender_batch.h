@@ -61,8 +61,8 @@ class SenderBatch : public BatchImpl {
 
   bool several() const { return setup_.several; }
   bool any_offering() const;
-  bool any_whole() const;                 // session that is not broken
-  bool undecided(int64_t version) const;  // see SenderSession
+  bool any_whole() const;                     // session that is not broken
+  bool any_undecided(int64_t version) const;  // see SenderSession
   // The send under way may end for an offer of another rank: it has no number of its own, and is not failing already.
   bool may_fall_behind(int64_t version) const;
   Status came_too_late(int64_t version) const;

@@ -150,13 +150,13 @@ void StagedSender::fall_behind(int64_t version) {
 SenderBatch::Withdrawal StagedSender::try_withdraw(int64_t version) {
   if (version == 0) return Withdrawal::kTooLate;
   if (version == offering_) {
-    if (copying_.target || undecided(version)) return Withdrawal::kUndecided;  // until it is copied
+    if (copying_.target || any_undecided(version)) return Withdrawal::kUndecided;  // until it is copied
     fail_operation(failed(ErrorCode::kCancelled, "version {} was withdrawn"_message, version));
     return Withdrawal::kDone;
   }
   const auto slot = std::ranges::find(slots_, version, &Slot::version);
   if (slot == slots_.end() || slot->begun) return Withdrawal::kTooLate;
-  if (undecided(version)) return Withdrawal::kUndecided;
+  if (any_undecided(version)) return Withdrawal::kUndecided;
   *slot = {};
   for (const auto& [job, session] : sessions_) offered(*session, static_cast<uint32_t>(slot - slots_.begin())).clear();
   return Withdrawal::kDone;
