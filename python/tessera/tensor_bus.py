@@ -23,20 +23,21 @@ from typing import Any
 from . import _core
 from ._arguments import elements, optional_text, seconds, text, whole
 from ._bus.attachment import Direction, Mode, Share, left_of
-from ._bus.batch import EXIT_LINGER, Batch, close_batches
+from ._bus.batch import Batch, Lingers, close_batches
 from ._bus.bus import join, peer_names, require_direction, require_mode, snapshots_for
 from ._bus.handle import Handle
+from ._bus.lingering import Lingering
 from ._bus.refusals import told_to_others
 from ._bus.registration import Registration
 from ._bus.wire import wire_by_position
-from ._closing import Closing, close_at_exit
+from ._closing import close_at_exit
 from ._errors import AlreadyExistsError, InvalidArgumentError, MismatchError, NotFoundError
 from ._tensors.walk import Hold, require_hold, single
 
 MAX_RANKS = 1 << 31
 
 
-class TensorBusClient(Closing):
+class TensorBusClient(Lingering):
     """This process on the bus: rank `agent_rank` of its job. Thread-safe. As a context manager it closes everything.
 
     Args:
@@ -219,21 +220,13 @@ class TensorBusClient(Closing):
             linger: Seconds to wait for jobs that have not taken the last version of a batch yet: see Batch.close().
                 None: as each batch was registered.
         """
-        self._close(linger)
+        self._close_all(linger)
 
-    def abandon(self) -> None:
-        """Closes it because of an error: what is not taken is dropped."""
-        self._close(0)
-
-    def close_soon(self) -> None:
-        """Closes it as the interpreter ends."""
-        self._close(most=EXIT_LINGER)
-
-    def _close(self, linger: float | None = None, most: float = math.inf) -> None:
+    def _close_all(self, linger: float | None = None, most: float = math.inf) -> None:
         with self._lock:
             batches = [handler.batch for handler in self._handlers.values()]
         try:
-            close_batches(batches, linger, most)
+            close_batches(batches, Lingers(linger, most))
         finally:
             with self._lock:
                 left = [joined.pair for joined in self._pairs.values()] + list(self._buses.values())
@@ -250,7 +243,7 @@ class TensorBusClient(Closing):
         return f"TensorBusClient(agent_rank={self._rank}, pairs {list(self._pairs)}, batches {list(self._handlers)})"
 
 
-class BatchHandler(Closing):
+class BatchHandler(Lingering):
     """A registered batch: what TensorBusClient.register_tensors() returns. Thread-safe; one transfer at a time."""
 
     def __init__(self, batch: Batch) -> None:
@@ -325,11 +318,10 @@ class BatchHandler(Closing):
 
     def close(self, linger: float | None = None) -> None:
         """Frees what both sides keep for the batch, once the last version is taken; see Batch.close(). Idempotent."""
-        self._batch.close(linger)
+        self._close_all(linger)
 
-    def abandon(self) -> None:
-        """Closes it because of an error: what is not taken is dropped."""
-        self._batch.abandon()
+    def _close_all(self, linger: float | None = None, most: float = math.inf) -> None:
+        close_batches([self._batch], Lingers(linger, most))
 
     def __repr__(self) -> str:
         return f"BatchHandler({self._batch!r})"

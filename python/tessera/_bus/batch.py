@@ -15,18 +15,17 @@ from typing import Any, Literal
 
 from .. import _core
 from .._arguments import seconds, whole
-from .._closing import Closing
 from .._errors import CancelledError, DeadlineExceededError, Error, InvalidArgumentError, UnimplementedError
 from .attachment import Attachment, Direction, Mode, Share, left_of
 from .handle import Handle, progress_bars, receives
+from .lingering import EXIT_LINGER, Lingering, depth_of_user
 from .registration import Held
 from .transfer import Beginning, Transfer, What
 
-EXIT_LINGER = 5.0  # seconds, as the interpreter ends
 _LEAST_LINGER = 1e-3  # of one that was to wait
 
 
-class Batch(Closing):
+class Batch(Lingering):
     """Tensors that are transferred as one. Thread-safe; one transfer at a time."""
 
     def __init__(
@@ -243,15 +242,7 @@ class Batch(Closing):
             linger: Seconds to wait for the other jobs. 0: drop what is not taken, without a warning. None: what
                 register() was given.
         """
-        close_batches([self], linger)
-
-    def abandon(self) -> None:
-        """Closes it because of an error: what is not taken is dropped."""
-        self.close(linger=0)
-
-    def close_soon(self) -> None:
-        """Closes it as the interpreter ends."""
-        close_batches([self], most=EXIT_LINGER)
+        self._close_all(linger)
 
     # --- for the package
 
@@ -272,11 +263,14 @@ class Batch(Closing):
         """Waits for the beginning of a send that is under way in a registered batch, at most `linger` seconds: it may
         compare replicas with other ranks of this job first. Returns whether none is left that has not begun."""
         beginning = self._beginning
-        if beginning is None or beginning.what != "send" or beginning.over:
+        if os.getpid() != self._process or beginning is None or beginning.what != "send" or beginning.over:
             return True
         return self._attachment.core is not None and linger > 0 and beginning.over_within(linger)
 
     # --- inside
+
+    def _close_all(self, linger: float | None = None, most: float = math.inf) -> None:
+        close_batches([self], Lingers(linger, most))
 
     def _close(self, linger: float) -> str:
         """Returns what is dropped, as text."""
@@ -285,13 +279,12 @@ class Batch(Closing):
             if os.getpid() != self._process:  # in a forked child it is its parent's
                 self._attachment.forget()
                 return ""
-            began = time.monotonic()
-            if not self.await_beginning(linger):
+            if not self.await_beginning(0):
                 dropped = f"batch {self.name}: a send that had not begun yet is dropped"
             core = self._attachment.close()
             if core is None:
                 return dropped
-            version, jobs = core.close(linger and max(linger - (time.monotonic() - began), _LEAST_LINGER))
+            version, jobs = core.close(linger)
             if jobs:
                 names = ", ".join(jobs)
                 dropped = f"batch {self.name}: version {version} is dropped: not taken by {names} within {linger:.1f} s"
@@ -466,31 +459,51 @@ class Batch(Closing):
         return f"Batch({where}/{self.name}: {len(self.names)} tensors, {self.mode}, {state})"
 
 
-def close_batches(batches: Iterable[Batch], linger: float | None = None, most: float = math.inf) -> None:
-    """Closes them all, whatever one raises. They wait for other jobs at one time: `linger` seconds, or each its own, at
-    most `most`. Receivers are closed first: two jobs that send to each other do not wait for each other."""
-    if linger is not None:
-        linger = seconds("linger", linger)
-    began = time.monotonic()
+class Lingers:
+    """How long batches that are closed together wait for other jobs: all at one time."""
+
+    def __init__(self, linger: float | None, most: float = math.inf) -> None:
+        """`linger` seconds, or each batch its own if that is None; at most `most`. Raises InvalidArgumentError."""
+        self._linger = None if linger is None else seconds("linger", linger)
+        self._most = most
+        self._began = time.monotonic()
+
+    def whole(self, batch: Batch) -> float:
+        """What the batch has, in seconds."""
+        return min(batch._linger if self._linger is None else self._linger, self._most)
+
+    def left(self, batch: Batch) -> float:
+        """What is left of it: a batch that was to wait looks once more, at least."""
+        whole = self.whole(batch)
+        return whole and max(whole - (time.monotonic() - self._began), _LEAST_LINGER)
+
+    def end(self) -> None:
+        """Waits no longer."""
+        self._most = 0.0
+
+
+def close_batches(batches: Iterable[Batch], lingers: Lingers) -> None:
+    """Closes them all, whatever one raises, which ends the wait of the others. Receivers are closed first: two jobs
+    that send to each other do not wait for each other."""
+    batches = sorted(batches, key=lambda batch: batch.direction != "send")
     dropped = []
-    interrupted = False
 
     def close(batch: Batch) -> None:
-        nonlocal interrupted
-        limit = 0.0 if interrupted else min(batch._linger if linger is None else linger, most)
+        whole = lingers.whole(batch)
         try:
-            text = batch._close(limit and max(limit - (time.monotonic() - began), _LEAST_LINGER))
+            batch.await_beginning(lingers.left(batch))
+            text = batch._close(lingers.left(batch))
         except BaseException:
-            interrupted = True
+            lingers.end()
             raise
-        if text and limit:
+        if text and whole:
             dropped.append(text)
 
     with contextlib.ExitStack() as stack:  # the last one first
-        for batch in sorted(batches, key=lambda batch: batch.direction != "send"):
+        for batch in batches:
             stack.callback(close, batch)
     for text in dropped:
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        warnings.warn(text, RuntimeWarning, stacklevel=depth_of_user())
 
 
 def _begin_now(beginning: Beginning, begin: Callable[[], None]) -> None:

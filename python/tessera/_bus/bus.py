@@ -11,13 +11,14 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from .. import _core
 from .._arguments import choice, elements, flag, optional_text, pattern, seconds, text, whole
-from .._closing import Closing, close_at_exit
+from .._closing import close_at_exit
 from .._errors import AlreadyExistsError, CancelledError, InvalidArgumentError
 from .._launch import launch
 from .._tensors.layouts import LayoutLike, as_layout
 from .._tensors.walk import Hold, other_names, require_hold
 from .attachment import Direction, Mode, Share, left_of
-from .batch import EXIT_LINGER, Batch, close_batches
+from .batch import Batch, Lingers, close_batches
+from .lingering import Lingering
 from .mapping import Map
 from .refusals import told_to_others
 from .registration import Registration
@@ -97,7 +98,7 @@ def connect(
     )
 
 
-class Bus(Closing):
+class Bus(Lingering):
     """This process in a pair of jobs: what connect() returns. Thread-safe. As a context manager it closes its batches
     at the end."""
 
@@ -297,35 +298,28 @@ class Bus(Closing):
             linger: Seconds to wait for jobs that have not taken the last version of a batch yet: see Batch.close().
                 None: as each batch was registered.
         """
-        self._close(linger)
+        self._close_all(linger)
 
-    def abandon(self) -> None:
-        """Closes it because of an error: what is not taken is dropped."""
-        self._close(0)
-
-    def close_soon(self) -> None:
-        """Closes it as the interpreter ends."""
-        self._close(most=EXIT_LINGER)
-
-    def _close(self, linger: float | None = None, most: float = math.inf) -> None:
+    def _close_all(self, linger: float | None = None, most: float = math.inf) -> None:
+        lingers = Lingers(linger, most)
         with self._lock:
             core, batches = self._core, list(self._batches.values())
         try:
-            for batch in batches:
-                batch.await_beginning(min(batch._linger if linger is None else linger, most))
+            for batch in batches:  # while waits for other ranks may still succeed
+                batch.await_beginning(lingers.left(batch))
         except BaseException:
-            linger = 0
+            lingers.end()
             raise
         finally:
-            self._end(core, linger, most)
+            self._end(core, lingers)
 
-    def _end(self, core: _core.Bus | None, linger: float | None, most: float) -> None:
+    def _end(self, core: _core.Bus | None, lingers: Lingers) -> None:
         if core is not None:
             core.end_waits()
         with self._lock:
             batches = list(self._batches.values())
         try:
-            close_batches(batches, linger, most)
+            close_batches(batches, lingers)
         finally:
             with self._lock:
                 core, self._core = self._core, None

@@ -92,7 +92,7 @@ class Trainer(Closing):
             self._callers = Callers(self._bus, batch, timeout)
             ranks = Ranks(pair, role, batch, store, self._bus.rank, self._bus.world, timeout)
         except BaseException:
-            self._bus.close()
+            self._bus.abandon()
             raise
         self._readers = {name: Reader(pair, role, job, store, timeout) for name, job in self._jobs.items()}
         self._ranks: dict[str, int] = {}

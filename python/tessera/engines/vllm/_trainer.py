@@ -107,7 +107,7 @@ class Trainer(Closing):
             self._callers = Callers(self._bus, batch, timeout)
             ranks = Ranks(pair, role, batch, store, self._bus.rank, self._bus.world, timeout)
         except BaseException:
-            self._bus.close()
+            self._bus.abandon()
             raise
         self._sends = Sends(self._bus, self._batch, ranks, urls, self._update, timeout, grace)
         try:
