@@ -291,8 +291,10 @@ class EmbeddedPair final : public PairClient, public std::enable_shared_from_thi
     return failed(ErrorCode::kPeerLost, "{} left before it had registered"_message, bus_->agent().identity().name());
   }
   Status gave_up(const Status& why) const {
-    const ErrorCode code = why.code() == ErrorCode::kCancelled ? ErrorCode::kPeerLost : why.code();  // to the others
-    return failed(code, "{} gave up: {}"_message, bus_->agent().identity().name(), why.message());
+    // The others were neither cancelled nor late.
+    const bool own_affair = why.code() == ErrorCode::kCancelled || why.code() == ErrorCode::kDeadlineExceeded;
+    return failed(own_affair ? ErrorCode::kPeerLost : why.code(), "{} gave up: {}"_message,
+                  bus_->agent().identity().name(), why.message());
   }
 
   const std::shared_ptr<EmbeddedBus> bus_;

@@ -150,8 +150,9 @@ def test_a_batch_of_another_name_is_named(world: int) -> None:
         batch = bus.register({"w": np.zeros(4)}, batch="polcy")
         ended = threading.Thread(target=lambda: (over.wait(), batch.close()))
         ended.start()
-        # As one of the ranks closes its batch; or it hears that the trainer's deadline has passed, and that it left.
-        with pytest.raises((tessera.CancelledError, tessera.PeerLostError, tessera.DeadlineExceededError)):
+        with pytest.raises(
+            (tessera.CancelledError, tessera.PeerLostError)
+        ):  # as a batch is closed, or the trainer leaves
             batch.recv(timeout=LIMIT)
         ended.join(LIMIT)
 
