@@ -16,16 +16,6 @@ namespace {
 constexpr Duration kStoreTimeout = seconds(5);
 constexpr Duration kAnswerTimeout = seconds(1);  // an agent answers quickly unless it is stopped
 
-std::vector<std::string_view> parts_of(std::string_view key) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const size_t slash = key.find('/');
-    parts.push_back(key.substr(0, slash));
-    if (slash == std::string_view::npos) return parts;
-    key.remove_prefix(slash + 1);
-  }
-}
-
 // Calls `read` with each item below NS/COMPONENT/; counts those that it cannot read.
 template <typename Read>
 void read_records(Store& store, TopLook& look, std::string_view component, const Read& read) {
@@ -58,7 +48,7 @@ void read_ranks(Store& store, TopLook& look) {
 void read_pairs(Store& store, TopLook& look) {
   std::map<std::pair<std::string, std::string>, TopPair> pairs;  // by name and job
   read_records(store, look, "pair", [&](const std::string& prefix, const std::string& key, const std::string& value) {
-    const std::string name(parts_of(std::string_view(key).substr(prefix.size())).front());
+    const std::string name(bus::parts_of_key(std::string_view(key).substr(prefix.size())).front());
     if (key.starts_with(bus::pair_failure_prefix(look.name_space, name))) return;
     const JobRank who = parse_pair_key(bus::pair_prefix(look.name_space, name), key);
     const bus::PairRecord record = bus::read_record<bus::PairRecord>(key, value);
@@ -107,7 +97,7 @@ void ask_agents(TopLook& look) {
 // Reads what ranks have registered that did not answer.
 void read_batches(Store& store, TopLook& look) {
   read_records(store, look, "batch", [&](const std::string& prefix, const std::string& key, const std::string& value) {
-    const std::vector<std::string_view> parts = parts_of(std::string_view(key).substr(prefix.size()));
+    const std::vector<std::string_view> parts = bus::parts_of_key(std::string_view(key).substr(prefix.size()));
     if (parts.size() != 6 || parts[4] != "rank") return;  // PAIR/BATCH/JOBS/JOB/rank/RANK
     const auto rank = std::ranges::find_if(
         look.ranks, [&](const TopRank& one) { return one.job == parts[3] && std::to_string(one.rank) == parts[5]; });

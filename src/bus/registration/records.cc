@@ -133,6 +133,16 @@ std::string decision_key(std::string_view meeting, std::string_view job, std::st
   return fmt::format("{}{}/{}", decision_prefix(meeting, job), hex, epoch);
 }
 
+std::vector<std::string_view> parts_of_key(std::string_view key) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const size_t slash = key.find('/');
+    parts.push_back(key.substr(0, slash));
+    if (slash == std::string_view::npos) return parts;
+    key.remove_prefix(slash + 1);
+  }
+}
+
 std::string met_job(std::string_view batch_prefix, std::string_view key, std::string_view job) {
   if (!key.starts_with(batch_prefix)) return {};
   const std::string_view rest = key.substr(batch_prefix.size());

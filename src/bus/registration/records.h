@@ -217,6 +217,8 @@ std::string renewal_key(std::string_view meeting, std::string_view job, Rank ran
 std::string gathered_key(std::string_view meeting, std::string_view job, Rank rank);
 std::string decision_prefix(std::string_view meeting, std::string_view job);  // for all versions
 std::string decision_key(std::string_view meeting, std::string_view job, std::string_view session, uint32_t epoch);
+// The parts of a key, or of its end, between slashes.
+std::vector<std::string_view> parts_of_key(std::string_view key);
 // The other job of the two in `key`, a key below a batch_prefix(); empty if `job` is neither of them.
 std::string met_job(std::string_view batch_prefix, std::string_view key, std::string_view job);
 

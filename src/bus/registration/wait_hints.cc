@@ -45,16 +45,6 @@ std::string list_names(std::string_view one, std::string_view several, std::vect
                   : fmt::format("{} {}", several, fmt::join(names, " and "));
 }
 
-std::vector<std::string_view> parts_of(std::string_view key) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const size_t slash = key.find('/');
-    parts.push_back(key.substr(0, slash));
-    if (slash == std::string_view::npos) return parts;
-    key.remove_prefix(slash + 1);
-  }
-}
-
 class StoreRecords {
  public:
   StoreRecords(Store& store, const Identity& self, Duration timeout)
@@ -80,7 +70,7 @@ class StoreRecords {
     const std::string prefix = store_key(self_.name_space, "batch", pair + "/");
     for (const auto& [key, item] : store_.range(prefix, deadline_.left()).items)
       skip_bad([&] {
-        const std::vector<std::string_view> parts = parts_of(std::string_view(key).substr(prefix.size()));
+        const std::vector<std::string_view> parts = parts_of_key(std::string_view(key).substr(prefix.size()));
         if (parts.size() != 5 || (parts[3] != "rank" && parts[3] != "gathered")) return;
         const size_t plus = parts[1].find('+');
         if (plus == std::string_view::npos) return;
