@@ -121,7 +121,7 @@ struct BatchOptions {
   // of both sides ask for it. The sender spends memory on it: the bits that it sent last, and room for the changes.
   // Nobody else may change the receiver's tensors between two recv().
   bool delta = false;
-  // Of a sender: how long Batch::close() waits for the jobs that have not taken the last version yet. Default: the
+  // Time for which Batch::close() of a sender waits for the jobs that have not taken the last version yet. Default: the
   // timeout of the registration.
   std::optional<Timeout> linger = {};
   std::stop_token stop = {};  // once requested, a registration that waits for other ranks ends with kCancelled

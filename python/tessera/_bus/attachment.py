@@ -213,7 +213,7 @@ class Attachment:
 
     @property
     def sends_at_once(self) -> bool:
-        """Whether nothing has to be compared with other ranks before a send."""
+        """True if nothing has to be compared with other ranks before a send."""
         return not self._uncompared
 
     def compare_replicas(self, timeout: float | None) -> float | None:

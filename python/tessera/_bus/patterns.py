@@ -14,7 +14,7 @@ from typing import Any
 from .._arguments import pattern
 from .._errors import InvalidArgumentError
 
-# By option and pattern: None if it matches a name of this rank; else the names here that are nearest to it.
+# Matches, by option and pattern: None if it matches a name of this rank; else the names here that are nearest to it.
 Reported = Mapping[str, Mapping[str, list[str] | None]]
 
 _SHOWN = 3  # names in an error

@@ -21,7 +21,7 @@ from .mapping import Piece
 SHOWN = 5  # tensors in an error
 Digests = Mapping[str, tuple[str, str]]
 
-# By name on the bus, as a regular expression that matches all of it: replicas that are not compared. "first": those of
+# Replicas that are not compared, by names on the bus: regular expressions that match a whole name. "first": those of
 # the lowest ranks are sent, and the others dropped.
 AllowedReplicas: TypeAlias = Mapping[str, Literal["first"]]
 
@@ -68,8 +68,8 @@ def first_of(layout: _core.Layout, others: Iterable[_core.Layout]) -> _core.Layo
 def digests(
     pieces: Mapping[str, Piece], rank: int, world: int, allowed: Callable[[str], bool]
 ) -> dict[str, tuple[str, str]]:
-    """By name, for tensors of which other ranks may hold the same part: which part it is, and its digest. Those that
-    may differ are left out."""
+    """Returns, by name, for tensors of which other ranks may hold the same part: which part it is, and its digest.
+    Those that may differ are left out."""
     found = {}
     for name, piece in pieces.items():
         layout = piece.location.layout

@@ -18,7 +18,7 @@ LIMIT = 60
 
 
 class App(starlette.Starlette):
-    """As much of FastAPI as the plugin uses."""
+    """Stands for FastAPI, as far as the plugin uses it."""
 
     def add_api_route(self, path, endpoint, methods):
         async def answering(request):

@@ -41,7 +41,7 @@ def within(tensors: Tensors, prefix: str) -> Tensors:
 
 
 def compiled(tensors: Tensors) -> Tensors:
-    """As a state_dict of a model whose layers are compiled one by one, and the model itself."""
+    """Returns a state_dict as of a model whose layers are compiled one by one, and the model itself."""
     return {
         re.sub(r"^(layers\.\d\.)?", r"_orig_mod.\1_orig_mod." if "layers" in name else "_orig_mod.", name): tensor
         for name, tensor in tensors.items()
@@ -49,7 +49,7 @@ def compiled(tensors: Tensors) -> Tensors:
 
 
 def wrapped(tensors: Tensors) -> Tensors:
-    """As FSDP1 names what it has wrapped, layer by layer, under DistributedDataParallel."""
+    """Names tensors as FSDP1 does what it has wrapped, layer by layer, under DistributedDataParallel."""
     return {
         "module." + re.sub(r"^(layers\.\d\.)", r"\1_fsdp_wrapped_module.", name): tensor
         for name, tensor in tensors.items()

@@ -1,6 +1,7 @@
 // Two jobs joined for one batch, from the registration that all their ranks have read until one of them is lost or
 // leaves. A batch goes from session to session as processes come and go; each has its own connections, programs and
-// scratch memory. SenderSession and ReceiverSession are state machines on the agent's loop.
+// scratch memory. Its versions are objects of SenderSession and ReceiverSession, on the
+// agent's loop.
 #pragma once
 
 #include <functional>
